@@ -1,0 +1,91 @@
+"""Everything that can go wrong with a request, as one taxonomy.
+
+A message is one line: what was expected, what came, where. `gateway/respond.py` maps each class to an HTTP status,
+a gRPC code and the protocol's own error body; nothing else decides a status.
+"""
+
+from __future__ import annotations
+
+
+class Failure(Exception):
+    """A request that gets an error for its answer. `message` is one line and safe to show to the caller."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+# The caller's faults: repeating the same request cannot help.
+
+
+class BadRequest(Failure):
+    """The request is malformed, or contradicts itself."""
+
+
+class NotFound(Failure):
+    """No such model, version or path."""
+
+
+class TooLarge(Failure):
+    """A body above the limit that the message names."""
+
+
+class WrongMethod(Failure):
+    """The path exists, the method does not fit; `allow` lists those that do."""
+
+    def __init__(self, message: str, allow: str) -> None:
+        super().__init__(message)
+        self.allow = allow
+
+
+class Unsupported(Failure):
+    """Well formed, but neither the gateway nor the backend offers it."""
+
+
+# The state of the gateway or of a backend: the same request may succeed later or elsewhere.
+
+
+class Rejected(Failure):
+    """Busy: refused before anything was executed, so that a retry elsewhere is safe. `retry_after` in seconds."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Unreachable(Failure):
+    """Down: the request was never sent, or no backend is ready. `retry_after` in seconds."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Expired(Failure):
+    """The deadline passed; `where` names the stage (`edge`, `queue`, `backend`)."""
+
+    def __init__(self, where: str, message: str = "") -> None:
+        super().__init__(message or f"deadline exceeded in {where}")
+        self.where = where
+
+
+class BackendFailed(Failure):
+    """The backend answered with an error of its own.
+
+    `status` is its HTTP status or, where `grpc` is true, its gRPC code's number; both are kept as they came, and
+    `body` is the HTTP error body where one was sent (empty otherwise).
+    """
+
+    def __init__(self, message: str, status: int, *, grpc: bool = False, body: bytes = b"") -> None:
+        super().__init__(message)
+        self.status = status
+        self.grpc = grpc
+        self.body = body
+
+
+class ConnectionLost(Failure):
+    """The backend went away after the request had been sent: whether it was executed is unknown."""
+
+
+class BadReply(Failure):
+    """The backend broke the protocol: what it answered cannot be what was asked."""

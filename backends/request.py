@@ -1,0 +1,211 @@
+"""Requests and replies as values, and the one function type of everything that answers.
+
+    class Service(Protocol):
+        async def __call__(self, request: Request, /) -> Reply: ...
+
+A `Request` is frozen and independent of the wire. Its content is an `Infer` (an inference call, whose head is read and
+whose tensors are decoded only when somebody asks) or a call that is relayed as it is (`HttpCall`, `RpcCall`). A merged
+batch is itself a `Request` with several origins. A `Reply` carries a trail: what happened on the way, hop by hop, from
+which headers, metrics and spans are rendered at the edge.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
+
+from backends.tensor import Tensor
+
+Parameters = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a body says of one tensor before its data is looked at."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """The bytes that a body came as, so that an untouched one can be forwarded as it is.
+
+    `header_length` is HTTP's Inference-Header-Content-Length: the bytes of JSON before binary tensors begin, or None
+    where the whole body is JSON. gRPC's bytes are one serialised message.
+    """
+
+    protocol: Literal["http", "grpc"]
+    data: bytes
+    header_length: int | None = None
+
+
+class Tensors:
+    """The tensors of a body: heads at once, data on demand. The decode is done once and remembered."""
+
+    __slots__ = ("_decode", "_tensors", "heads", "wire")
+
+    def __init__(
+        self, heads: tuple[Head, ...], wire: Wire | None, decode: Callable[[], tuple[Tensor, ...]] | None
+    ) -> None:
+        self.heads = heads
+        self.wire = wire
+        self._decode = decode
+        self._tensors: tuple[Tensor, ...] | None = None
+
+    @classmethod
+    def of(cls, tensors: tuple[Tensor, ...]) -> Tensors:
+        """Tensors that never were on a wire."""
+        made = cls(tuple(Head(t.name, t.datatype, t.shape) for t in tensors), None, None)
+        made._tensors = tensors
+        return made
+
+    @property
+    def decoded(self) -> tuple[Tensor, ...]:
+        """The tensors, checked against their heads. Raises BadRequest (a request's) or BadReply (a reply's)."""
+        if self._tensors is None:
+            assert self._decode is not None
+            self._tensors = self._decode()
+            self._decode = None
+        return self._tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One requested output, with its parameters (`classification`, `binary_data`, ...)."""
+
+    name: str
+    parameters: Parameters = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Infer:
+    """One inference call. No `outputs` means all of them."""
+
+    inputs: Tensors
+    outputs: tuple[Wanted, ...] = ()
+    parameters: Parameters = field(default_factory=dict)
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpCall:
+    """An HTTP call that is relayed as it is. `target` is path and query; `headers` are lower case, end to end only."""
+
+    method: str
+    target: str
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class RpcCall:
+    """A gRPC call relayed as bytes. `method` is `/package.Service/Method`; `messages` are the caller's."""
+
+    method: str
+    messages: AsyncIterator[bytes]
+    metadata: tuple[tuple[str, str | bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """One caller that a request serves: the span that waits for it (opaque here), and how many rows are its own."""
+
+    span: Any = None
+    rows: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only)
+class Request:
+    """One call, on its way.
+
+    `deadline` is in seconds on the injected clock. `headers` are those that the backend is meant to see. `span` is the
+    trace span that the next hop is a child of, None where nothing is recorded. `origins` has one entry a caller.
+    """
+
+    model: str
+    content: Infer | HttpCall | RpcCall
+    version: str = ""
+    deadline: float = math.inf
+    tenant: str = ""
+    unit: str = ""
+    headers: Parameters = field(default_factory=dict)
+    priority: int = 0
+    stream: bool = False
+    span: Any = None
+    origins: tuple[Origin, ...] = ()
+
+    @property
+    def infer(self) -> Infer:
+        assert isinstance(self.content, Infer)
+        return self.content
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """What one tier did for a request. `rows` are the caller's row indices that got their answer here.
+
+    `deferred` counts the rows that the tier was asked for and did not accept. `queued` and `service` are seconds;
+    `service` is the whole upstream call of the batch, which several callers may share.
+    """
+
+    tier: str
+    rows: tuple[int, ...]
+    deferred: int = 0
+    cached: bool = False
+    endpoint: str = ""
+    batch_rows: int = 0
+    queued: float = 0.0
+    service: float = 0.0
+    reason: str = ""
+
+
+Trail = tuple[Hop, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One inference answer. `model` and `version` are as the backend named them until the edge renders it."""
+
+    outputs: Tensors
+    model: str = ""
+    version: str = ""
+    parameters: Parameters = field(default_factory=dict)
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """A backend's reply to a relayed call: `body` whole, or chunk by chunk as it comes.
+
+    `status` is HTTP's. A gRPC relay has status 200; a failing one raises BackendFailed from the call or the iterator.
+    """
+
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes | AsyncIterator[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    body: Answer | Relay
+    trail: Trail = ()
+
+    @property
+    def answer(self) -> Answer:
+        assert isinstance(self.body, Answer)
+        return self.body
+
+
+class Service(Protocol):
+    """Everything that answers: a client, a batcher, a cascade, the whole gateway. Raises `backends.errors.Failure`."""
+
+    async def __call__(self, request: Request, /) -> Reply: ...
+
+
+def content(request: Request, infer: Infer) -> Request:
+    """`request` with other tensors: what a part of it asks of the next hop."""
+    return replace(request, content=infer)

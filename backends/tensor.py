@@ -1,0 +1,112 @@
+"""A tensor as its bytes: row-major, little-endian, never widened.
+
+Merging rows joins bytes and splitting them slices views, so nothing here copies what it need not, and nothing needs
+numpy. BYTES elements are a 4-byte little-endian length and that many bytes each, as KServe v2's binary form has them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from backends.errors import BadRequest
+
+# Bytes per element; BYTES has no fixed size.
+ITEM_BYTES = {
+    "BOOL": 1, "UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8, "INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8,
+    "FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8,
+}  # fmt: skip
+DATATYPES = frozenset(ITEM_BYTES) | {"BYTES"}
+
+Bytes = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One named input or output.
+
+    `shape` has non-negative sizes; `data` holds exactly the bytes that `datatype` and `shape` ask for (`check`
+    verifies it). `parameters` are the tensor's own KServe parameters, without the ones that describe encoding.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: Bytes
+    parameters: dict[str, Any] | None = None
+
+    @property
+    def rows(self) -> int:
+        """Size of axis 0; a scalar has no rows and gives 0."""
+        return self.shape[0] if self.shape else 0
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+
+def check(tensor: Tensor) -> Tensor:
+    """`tensor` itself, or BadRequest where datatype, shape and bytes do not agree."""
+    if tensor.datatype not in DATATYPES:
+        raise BadRequest(f"input '{tensor.name}': unknown datatype '{tensor.datatype[:32]}'")
+    if any(size < 0 for size in tensor.shape):
+        raise BadRequest(f"input '{tensor.name}': negative size in shape {list(tensor.shape)}")
+    got = len(tensor.data)
+    if tensor.datatype == "BYTES":
+        found = count_elements(tensor.data)
+        if found != tensor.elements:
+            raise BadRequest(
+                f"input '{tensor.name}': shape {list(tensor.shape)} asks for {tensor.elements} BYTES elements, "
+                + (f"got {found}" if found >= 0 else "their length prefixes do not add up")
+            )
+    elif got != (want := tensor.elements * ITEM_BYTES[tensor.datatype]):
+        raise BadRequest(
+            f"input '{tensor.name}': {tensor.datatype} of shape {list(tensor.shape)} is {want} bytes, got {got}"
+        )
+    return tensor
+
+
+def count_elements(data: Bytes) -> int:
+    """How many BYTES elements `data` holds; -1 where a length prefix points past the end."""
+    at, end, count = 0, len(data), 0
+    while at < end:
+        if at + 4 > end:
+            return -1
+        at += 4 + int.from_bytes(data[at : at + 4], "little")
+        count += 1
+    return count if at == end else -1
+
+
+def split_elements(data: Bytes) -> list[bytes]:
+    """The BYTES elements of `data` (checked before), as copies."""
+    elements, at, end = [], 0, len(data)
+    while at < end:
+        start = at + 4
+        at = start + int.from_bytes(data[at:start], "little")
+        elements.append(bytes(data[start:at]))
+    return elements
+
+
+def join_elements(elements: list[bytes]) -> bytes:
+    """BYTES elements with their length prefixes."""
+    parts: list[bytes] = []
+    for element in elements:
+        parts.append(len(element).to_bytes(4, "little"))
+        parts.append(element)
+    return b"".join(parts)
+
+
+def row_offsets(tensor: Tensor) -> list[int]:
+    """Where each row of axis 0 begins in `data`, and its end: `rows + 1` offsets. `tensor` has been checked."""
+    rows = tensor.rows
+    if tensor.datatype != "BYTES":
+        size = len(tensor.data) // rows if rows else 0
+        return [size * i for i in range(rows + 1)]
+    per_row = prod(tensor.shape[1:])
+    offsets, at, data = [0], 0, tensor.data
+    for _ in range(rows):
+        for _ in range(per_row):
+            at += 4 + int.from_bytes(data[at : at + 4], "little")
+        offsets.append(at)
+    return offsets
