@@ -1,0 +1,40 @@
+"""Headers that are added to every call to a backend: their names, and their values, which never show themselves."""
+
+from __future__ import annotations
+
+import re
+
+from policies.problem import Place, Wrong
+from policies.schema import mismatch
+from policies.source import Leaf, Node
+from policies.spec import Secret
+
+_NAME = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,128}")  # RFC 9110's token, in lower case as HTTP/2 has it
+_VALUE = re.compile(r"[\t -~]{0,8192}")  # what both HTTP and gRPC metadata can carry
+# Said by the connection, not by the policy (RFC 9110, 7.6.1; gRPC reserves its prefix).
+_OWN = frozenset((
+    "connection", "content-encoding", "content-length", "content-type", "host", "inference-header-content-length",
+    "keep-alive", "te", "trailer", "transfer-encoding", "upgrade",
+))  # fmt: skip
+
+
+def header_name(name: str) -> str:
+    """`name` in lower case. Raises Wrong."""
+    name = name.lower()
+    if not _NAME.fullmatch(name):
+        raise Wrong("not a header's name", "expected letters, digits and '-'")
+    if name in _OWN or name.startswith("grpc-") or name.endswith("-bin"):
+        raise Wrong(f"'{name}' is set by the connection itself", "delete it")
+    return name
+
+
+def header_value(node: Node, at: Place) -> Secret:
+    """A header's value. No message shows any of it: it may be a secret wherever it comes from."""
+    if not isinstance(node, Leaf):
+        raise mismatch("a header's value", node)
+    if node.value is None:
+        raise Wrong("a header without a value", "write a text in quotes, or ${NAME}")
+    value = node.text.strip(" \t\r\n")
+    if not _VALUE.fullmatch(value):
+        raise Wrong("the value cannot be sent", "expected at most 8192 printable ASCII characters on one line")
+    return Secret(value)
