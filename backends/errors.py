@@ -38,6 +38,10 @@ class WrongMethod(Failure):
         self.allow = allow
 
 
+class UnknownEncoding(Failure):
+    """The body is encoded in a way that nobody here can undo."""
+
+
 class Unsupported(Failure):
     """Well formed, but neither the gateway nor the backend offers it."""
 
