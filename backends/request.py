@@ -28,6 +28,7 @@ class Head:
     name: str
     datatype: str
     shape: tuple[int, ...]
+    parameters: Parameters = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Tensors:
     @classmethod
     def of(cls, tensors: tuple[Tensor, ...]) -> Tensors:
         """Tensors that never were on a wire."""
-        made = cls(tuple(Head(t.name, t.datatype, t.shape) for t in tensors), None, None)
+        made = cls(tuple(Head(t.name, t.datatype, t.shape, t.parameters or {}) for t in tensors), None, None)
         made._tensors = tensors
         return made
 
@@ -118,7 +119,7 @@ class Origin:
     rows: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One call, on its way.
 
@@ -191,8 +192,12 @@ class Relay:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
+    """An answer and how it came about: the `policy` version it was made under, and whether a cache was asked."""
+
     body: Answer | Relay
     trail: Trail = ()
+    policy: str = ""
+    cacheable: bool = False
 
     @property
     def answer(self) -> Answer:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from backends.errors import BadRequest
+from backends.errors import BadRequest, Failure
 
 # Bytes per element; BYTES has no fixed size.
 ITEM_BYTES = {
@@ -18,6 +18,10 @@ ITEM_BYTES = {
     "FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8,
 }  # fmt: skip
 DATATYPES = frozenset(ITEM_BYTES) | {"BYTES"}
+
+# A shape beyond these is an attack on whoever multiplies it; no model that we know comes near.
+MAX_RANK = 16
+MAX_ELEMENTS = 1 << 40
 
 Bytes = bytes | bytearray | memoryview
 
@@ -46,24 +50,40 @@ class Tensor:
         return prod(self.shape)
 
 
-def check(tensor: Tensor) -> Tensor:
-    """`tensor` itself, or BadRequest where datatype, shape and bytes do not agree."""
+def shown(value: object) -> str:
+    """`value` as Python writes it, for a message: one printable line of at most 64 characters, whatever it holds."""
+    text = repr(value)
+    return text if len(text) <= 64 else text[:61] + "..."
+
+
+def check_shape(what: str, name: str, datatype: str, shape: tuple[int, ...], fault: type[Failure] = BadRequest) -> None:
+    """`fault` where a tensor of this head cannot exist. `what` is `input` or `output`."""
+    if not name:
+        raise fault(f"{what}: expected a name, got an empty one")
+    if datatype not in DATATYPES:
+        raise fault(f"{what} {shown(name)}: unknown datatype {shown(datatype)}")
+    if len(shape) > MAX_RANK:
+        raise fault(f"{what} {shown(name)}: expected at most {MAX_RANK} dimensions, got {len(shape)}")
+    if any(size < 0 for size in shape):
+        raise fault(f"{what} {shown(name)}: negative size in shape {shown(list(shape))}")
+    if prod(size or 1 for size in shape) > MAX_ELEMENTS:
+        raise fault(f"{what} {shown(name)}: shape {shown(list(shape))} is absurdly large")
+
+
+def check(tensor: Tensor, fault: type[Failure] = BadRequest) -> Tensor:
+    """`tensor` itself, or `fault` where datatype, shape and bytes do not agree."""
     if tensor.datatype not in DATATYPES:
-        raise BadRequest(f"input '{tensor.name}': unknown datatype '{tensor.datatype[:32]}'")
-    if any(size < 0 for size in tensor.shape):
-        raise BadRequest(f"input '{tensor.name}': negative size in shape {list(tensor.shape)}")
-    got = len(tensor.data)
+        raise fault(f"{shown(tensor.name)}: unknown datatype {shown(tensor.datatype)}")
     if tensor.datatype == "BYTES":
         found = count_elements(tensor.data)
         if found != tensor.elements:
-            raise BadRequest(
-                f"input '{tensor.name}': shape {list(tensor.shape)} asks for {tensor.elements} BYTES elements, "
+            raise fault(
+                f"{shown(tensor.name)}: shape {shown(list(tensor.shape))} asks for {tensor.elements} BYTES elements, "
                 + (f"got {found}" if found >= 0 else "their length prefixes do not add up")
             )
-    elif got != (want := tensor.elements * ITEM_BYTES[tensor.datatype]):
-        raise BadRequest(
-            f"input '{tensor.name}': {tensor.datatype} of shape {list(tensor.shape)} is {want} bytes, got {got}"
-        )
+    elif len(tensor.data) != (want := tensor.elements * ITEM_BYTES[tensor.datatype]):
+        what = f"{shown(tensor.name)}: {tensor.datatype} of shape {shown(list(tensor.shape))}"
+        raise fault(f"{what} is {want} bytes, got {len(tensor.data)}")
     return tensor
 
 

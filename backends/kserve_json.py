@@ -1,0 +1,399 @@
+"""KServe v2 over HTTP: JSON bodies, and JSON with binary tensors behind it.
+
+A request's head (names, datatypes, shapes, parameters) is always read: it decides the route, and it keeps from the
+backend what would harm it (absurd nesting, negative or overflowing shapes, lengths that lie) or mislead it (keys that
+occur twice). Tensor data stays as raw JSON or raw bytes until `Tensors.decoded` is asked for. What is written is binary
+towards backends, and whatever the caller asked for towards callers.
+
+Deliberately as Triton does: data may be flat or nested, integers out of range wrap, NaN and Infinity pass in JSON both
+ways, FP32 is printed as the double it is, output data is flat. FP16 and BF16 have no JSON form.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+
+from backends.errors import BadReply, BadRequest, Failure, Unsupported
+from backends.json_text import MAX_NESTING, loads_unique, require_unique_keys, too_deep
+from backends.request import Answer, Head, Infer, Parameters, Tensors, Wanted, Wire
+from backends.tensor import ITEM_BYTES, Bytes, Tensor, check, check_shape, join_elements, shown, split_elements
+
+_Value = bool | int | float | str
+# Parameters that say how a body is encoded; they are never passed on to a backend as if they were the caller's.
+ENCODING_PARAMETERS = frozenset({"binary_data", "binary_data_size", "binary_data_output"})
+
+
+class _Tensor(msgspec.Struct):
+    name: str
+    datatype: str
+    shape: list[int]
+    parameters: dict[str, _Value] = {}
+    data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Output(msgspec.Struct):
+    name: str
+    parameters: dict[str, _Value] = {}
+
+
+class _Request(msgspec.Struct):
+    inputs: list[_Tensor]
+    id: str = ""
+    parameters: dict[str, _Value] = {}
+    outputs: list[_Output] = []
+
+
+class _Reply(msgspec.Struct):
+    outputs: list[_Tensor] = []
+    model_name: str = ""
+    model_version: str = ""
+    id: str = ""
+    parameters: dict[str, Any] = {}
+
+
+_request_decoder = msgspec.json.Decoder(_Request)
+_reply_decoder = msgspec.json.Decoder(_Reply)
+_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_encoder = msgspec.json.Encoder()
+
+_Doc = TypeVar("_Doc", _Request, _Reply)
+
+
+def read_request(data: bytes, header_length: int | None) -> Infer:
+    """An inference request's body. `header_length` as the header gave it (None: all JSON).
+
+    Raises BadRequest where the head is malformed, now; where tensor data is, from `inputs.decoded`.
+    """
+    text = _text(data, header_length, BadRequest)
+    doc, given = _read(text, _request_decoder, _Request, BadRequest)
+    if not doc.inputs:
+        raise BadRequest("request body: expected at least one input in 'inputs', got none")
+    heads = tuple(Head(i.name, i.datatype, tuple(i.shape), i.parameters) for i in doc.inputs)
+    if len({head.name for head in heads}) < len(heads):
+        raise BadRequest("request body: two inputs have the same name")
+    for head in heads:
+        check_shape("input", head.name, head.datatype, head.shape)
+        if "shared_memory_region" in head.parameters:
+            raise Unsupported(
+                f"input {shown(head.name)}: shared memory does not reach through the gateway, send the data"
+            )
+    parts = _locate(doc.inputs, given, data, header_length, "input", BadRequest)
+    return Infer(
+        inputs=Tensors(heads, Wire("http", data, header_length), lambda: _decode(heads, doc.inputs, parts, BadRequest)),
+        outputs=tuple(Wanted(o.name, o.parameters) for o in doc.outputs),
+        parameters=doc.parameters,
+        id=doc.id,
+    )
+
+
+def read_reply(data: bytes, header_length: int | None) -> Answer:
+    """A backend's answer to an inference request. Raises BadReply, now or from `outputs.decoded`."""
+    doc, given = _read(_text(data, header_length, BadReply), _reply_decoder, _Reply, BadReply)
+    heads = tuple(Head(o.name, o.datatype, tuple(o.shape)) for o in doc.outputs)
+    for head in heads:
+        check_shape("output", head.name, head.datatype, head.shape, BadReply)
+    parts = _locate(doc.outputs, given, data, header_length, "output", BadReply)
+    return Answer(
+        outputs=Tensors(heads, Wire("http", data, header_length), lambda: _decode(heads, doc.outputs, parts, BadReply)),
+        model=doc.model_name,
+        version=doc.model_version,
+        parameters=doc.parameters,
+        id=doc.id,
+    )
+
+
+def write_request(infer: Infer) -> tuple[int | None, list[Bytes]]:
+    """A request's body for a backend: its header length and its parts, to be sent one after the other.
+
+    An untouched HTTP body goes as the very bytes it came as; anything else is written with binary tensors and asks for
+    binary outputs.
+    """
+    wire = infer.inputs.wire
+    if wire is not None and wire.protocol == "http":
+        return wire.header_length, [wire.data]
+    document: dict[str, Any] = {
+        "inputs": [
+            {
+                "name": t.name,
+                "datatype": t.datatype,
+                "shape": t.shape,
+                "parameters": {**_passed_on(t.parameters or {}), "binary_data_size": len(t.data)},
+            }
+            for t in infer.inputs.decoded
+        ],
+        "parameters": {**_passed_on(infer.parameters), "binary_data_output": True},
+    }
+    if infer.id:
+        document["id"] = infer.id
+    if infer.outputs:
+        document["outputs"] = [
+            {"name": o.name, "parameters": {**_passed_on(o.parameters), "binary_data": True}} for o in infer.outputs
+        ]
+    head = _encoder.encode(document)
+    return len(head), [head, *(t.data for t in infer.inputs.decoded)]
+
+
+def write_reply(answer: Answer, asked: Infer, model: str) -> tuple[int | None, list[Bytes]]:
+    """An answer in the form that the caller of `asked` wants, under the public name `model`."""
+    wire = answer.outputs.wire
+    if wire is not None and wire.protocol == "http":
+        if answer.model == model and answer.id == asked.id:
+            return wire.header_length, [wire.data]
+        return _renamed(wire, model, asked.id)
+    document: dict[str, Any] = {"model_name": model, "model_version": answer.version}
+    if asked.id:
+        document["id"] = asked.id
+    if answer.parameters:
+        document["parameters"] = answer.parameters
+    outputs, tail = [], []
+    binary_by_default = asked.parameters.get("binary_data_output") is True
+    flags = {o.name: o.parameters.get("binary_data", binary_by_default) is True for o in asked.outputs}
+    for tensor in answer.outputs.decoded:
+        output: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+        if flags.get(tensor.name, binary_by_default):
+            output["parameters"] = {**(tensor.parameters or {}), "binary_data_size": len(tensor.data)}
+            tail.append(tensor.data)
+        else:
+            if tensor.parameters:
+                output["parameters"] = tensor.parameters
+            output["data"] = _to_json(tensor)
+        outputs.append(output)
+    document["outputs"] = outputs
+    head = _encoder.encode(document)
+    return (len(head), [head, *tail]) if tail else (None, [head])
+
+
+def error_body(message: str) -> bytes:
+    return _encoder.encode({"error": message})
+
+
+def _passed_on(parameters: Parameters) -> dict[str, Any]:
+    return {k: v for k, v in parameters.items() if k not in ENCODING_PARAMETERS}
+
+
+def _renamed(wire: Wire, model: str, request_id: str) -> tuple[int | None, list[Bytes]]:
+    """The same body under another model name: everything else stays as it was."""
+    end = wire.header_length if wire.header_length is not None else len(wire.data)
+    text = wire.data[:end]
+    names = {"model_name": model, "id": request_id} if request_id else {"model_name": model}
+    try:
+        head = _encoder.encode({**_fields_decoder.decode(text), **names})
+    except msgspec.DecodeError as error:
+        try:  # NaN or Infinity, which only the standard library reads and writes
+            head = json.dumps({**json.loads(text), **names}).encode()
+        except ValueError:
+            _malformed(error, BadReply)
+    if wire.header_length is None:
+        return None, [head]
+    return len(head), [head, memoryview(wire.data)[end:]]
+
+
+# Reading
+
+
+def _text(data: bytes, header_length: int | None, fault: type[Failure]) -> bytes:
+    """The JSON of a body, which is known to be shallow from here on."""
+    if header_length is not None and not 0 < header_length <= len(data):
+        got = shown(header_length)
+        raise fault(f"Inference-Header-Content-Length: expected 1 to {len(data)} (the body), got {got}")
+    text = data if header_length is None else data[:header_length]
+    if too_deep(text):
+        raise fault(f"JSON is nested more than {MAX_NESTING} levels deep")
+    return text
+
+
+def _read(
+    text: bytes, decoder: msgspec.json.Decoder[_Doc], kind: type[_Doc], fault: type[Failure]
+) -> tuple[_Doc, list[Any] | None]:
+    """The typed head, and the tensors' data as Python lists where stdlib JSON had to read it (NaN, Infinity)."""
+    try:
+        doc = decoder.decode(text)
+        if isinstance(doc, _Request):
+            require_unique_keys(text, _keys(doc))
+        return doc, None
+    except (msgspec.MsgspecError, ValueError) as error:
+        if b"NaN" not in text and b"Infinity" not in text:
+            _malformed(error, fault)
+    try:
+        loose = loads_unique(text)
+        given = [tensor.pop("data", None) for tensor in loose.get("inputs" if kind is _Request else "outputs", ())]
+        doc = msgspec.convert(loose, kind)
+        _encoder.encode(doc)  # fails on lone surrogates, which only the standard library lets in
+        return doc, given
+    except (ValueError, TypeError, AttributeError, msgspec.MsgspecError) as error:
+        _malformed(error, fault)
+
+
+def _keys(doc: _Request) -> int:
+    """How many keys the JSON of `doc` has at the least."""
+    keys = 1 + (doc.id != "") + (doc.outputs != []) + len(doc.outputs)
+    keys += sum(3 + (tensor.data is not msgspec.UNSET) for tensor in doc.inputs)
+    holders: tuple[_Request | _Tensor | _Output, ...] = (doc, *doc.inputs, *doc.outputs)
+    return keys + sum(1 + len(holder.parameters) for holder in holders if holder.parameters)
+
+
+def _malformed(error: Exception, fault: type[Failure]) -> NoReturn:
+    raise fault(f"expected a KServe v2 JSON body: {str(error)[:200]}") from None
+
+
+def _locate(
+    tensors: list[_Tensor], given: list[Any] | None, data: bytes, header_length: int | None, what: str,
+    fault: type[Failure],
+) -> list[Any]:  # fmt: skip
+    """Where each tensor's data is: raw JSON, a Python list, or a view of the binary part. Lengths must add up."""
+    parts: list[Any] = []
+    at = header_length if header_length is not None else len(data)
+    view = memoryview(data)
+    for i, tensor in enumerate(tensors):
+        named = f"{what} {shown(tensor.name)}"
+        size = tensor.parameters.get("binary_data_size")
+        inline = tensor.data if given is None else given[i]
+        if size is None:
+            if inline is None or inline is msgspec.UNSET:
+                raise fault(f"{named}: expected 'data' or a 'binary_data_size' parameter, got neither")
+            parts.append(inline)
+            continue
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise fault(f"{named}: expected binary_data_size to be an integer >= 0, got {shown(size)}")
+        if size > (left := len(data) - at):
+            raise fault(f"{named}: binary_data_size is {shown(size)}, but only {left} bytes are left")
+        item = ITEM_BYTES.get(tensor.datatype)
+        if item is not None and size != (want := item * math.prod(tensor.shape)):
+            raise fault(f"{named}: {tensor.datatype} of shape {shown(tensor.shape)} is {want} bytes, got {size}")
+        parts.append(view[at : at + size])
+        at += size
+    if at != len(data):
+        raise fault(f"binary part: {len(data) - at} bytes are left over after the last {what}")
+    return parts
+
+
+def _decode(
+    heads: Sequence[Head], tensors: Sequence[_Tensor], parts: Sequence[Any], fault: type[Failure]
+) -> tuple[Tensor, ...]:
+    decoded = []
+    for head, tensor, part in zip(heads, tensors, parts, strict=True):
+        data = part if isinstance(part, memoryview) else _from_json(head, part, fault)
+        parameters = _passed_on(tensor.parameters) or None
+        decoded.append(check(Tensor(head.name, head.datatype, head.shape, data, parameters), fault))
+    return tuple(decoded)
+
+
+# array typecodes of the machine's own sizes, which on every platform that we run on are these widths, little-endian.
+_TYPECODES = {
+    "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q", "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q",
+    "FP32": "f", "FP64": "d",
+}  # fmt: skip
+
+
+def _from_json(head: Head, part: Any, fault: type[Failure]) -> bytes:
+    if head.datatype in ("FP16", "BF16"):
+        raise fault(f"{shown(head.name)}: {head.datatype} has no JSON form, send it as binary data")
+    item = _item_type(head.datatype)
+    try:
+        values = _typed(head, part, item) if isinstance(part, msgspec.Raw) else None
+        return _pack(head.datatype, values if values is not None else _loosely(part, item))
+    except (msgspec.MsgspecError, ValueError) as error:
+        what = f"{shown(head.name)}: data does not fit {head.datatype} {shown(list(head.shape))}"
+        raise fault(f"{what}: {str(error)[:150]}") from None
+
+
+def _typed(head: Head, raw: msgspec.Raw, item: type) -> list[Any] | None:
+    """The values of data that is flat, or nested as its shape says; None where it is neither."""
+    text = bytes(raw)
+    depth = max(len(head.shape), 1) if text[1:64].lstrip()[:1] == b"[" else 1
+    try:
+        values: Iterable[Any] = _list_decoder(item, depth).decode(text)
+    except msgspec.ValidationError:
+        return None
+    for _ in range(depth - 1):
+        values = chain.from_iterable(values)
+    return list(values)
+
+
+def _loosely(part: Any, item: type) -> list[Any]:
+    """The values of data nested in any way: they count, and only the shape says what they are."""
+    leaves: list[Any] = []
+    _collect(msgspec.json.decode(part) if isinstance(part, msgspec.Raw) else part, leaves)
+    return msgspec.convert(leaves, list[item])  # type: ignore[valid-type]
+
+
+def _collect(part: Any, leaves: list[Any]) -> None:
+    if not isinstance(part, list):
+        raise ValueError(f"expected an array, got {shown(part)}")
+    if list not in set(map(type, part)):
+        leaves += part
+        return
+    for value in part:
+        if isinstance(value, list):
+            _collect(value, leaves)
+        else:
+            leaves.append(value)
+
+
+def _item_type(datatype: str) -> type:
+    if datatype == "BYTES":
+        return str
+    if datatype == "BOOL":
+        return bool
+    return float if datatype in ("FP32", "FP64") else int
+
+
+@lru_cache(maxsize=256)
+def _list_decoder(item: type, depth: int) -> msgspec.json.Decoder[Any]:
+    kind: Any = item
+    for _ in range(depth):
+        kind = list[kind]
+    return msgspec.json.Decoder(kind)
+
+
+def _pack(datatype: str, flat: list[Any]) -> bytes:
+    if datatype == "BYTES":
+        return join_elements([text.encode() for text in flat])
+    if datatype == "BOOL":
+        return bytes(flat)
+    code = _TYPECODES[datatype]
+    try:
+        return array(code, flat).tobytes()
+    except OverflowError:
+        bits = 8 * ITEM_BYTES[datatype]
+        wrapped = [value & ((1 << bits) - 1) for value in flat]
+        return array(code.upper(), wrapped).tobytes()
+
+
+# Writing
+
+
+def _to_json(tensor: Tensor) -> Any:
+    if tensor.datatype == "BYTES":
+        return _texts(split_elements(tensor.data))
+    if tensor.datatype == "BOOL":
+        return [byte != 0 for byte in bytes(tensor.data)]
+    code = _TYPECODES.get(tensor.datatype)
+    if code is None:
+        raise BadRequest(
+            f"output {shown(tensor.name)}: {tensor.datatype} has no JSON form, ask for it with 'binary_data'"
+        )
+    values = array(code)
+    values.frombytes(tensor.data)
+    flat = values.tolist()
+    if code in "fd" and not math.isfinite(sum(flat)):
+        # msgspec would write null for what is not finite; Triton writes NaN and Infinity.
+        return msgspec.Raw(json.dumps(flat).encode())
+    return flat
+
+
+def _texts(elements: list[bytes]) -> Any:
+    try:
+        return [element.decode() for element in elements]
+    except UnicodeDecodeError:
+        # Bytes that are not UTF-8 stand in the JSON as they are, which is what Triton does.
+        texts = [element.decode(errors="surrogateescape") for element in elements]
+        return msgspec.Raw(json.dumps(texts, ensure_ascii=False).encode(errors="surrogateescape"))
