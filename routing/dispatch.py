@@ -1,0 +1,214 @@
+"""Dispatch: the asynchronous shell around a dispatcher, as a service.
+
+A call waits in a lane, leaves in a batch, and gets its own rows back. Callers of any wire share a batch, because a call
+is decoded only when it is merged: one that leaves alone goes as the very bytes it came as. A caller that leaves takes
+only its own rows; a batch that nobody waits for any more is cancelled. A batch that the backend failed is run again by
+halves, so that one bad row fails alone; one that was refused or never arrived is not run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from contextvars import Context
+from dataclasses import dataclass, replace
+from functools import partial
+
+from backends import rows
+from backends.errors import BackendFailed, BadReply, Expired, Failure, Rejected
+from backends.request import Answer, Hop, Infer, Origin, Reply, Request, Service, content
+from routing.dispatcher import Batch, Dispatcher
+from routing.lane import Entry
+
+
+@dataclass(slots=True)
+class _Caller:
+    request: Request
+    reply: asyncio.Future[Reply]
+    divisible: bool
+    batch: Batch | None = None
+
+
+class Dispatch:
+    """Answers through `endpoints`, one service per endpoint of the dispatcher, in batches."""
+
+    def __init__(self, dispatcher: Dispatcher, endpoints: tuple[Service, ...], now: Callable[[], float]) -> None:
+        self.dispatcher = dispatcher
+        self._endpoints = endpoints
+        self._now = now
+        self._due = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+        self._running: dict[Batch, asyncio.Task[None]] = {}
+
+    async def __call__(self, request: Request, /) -> Reply:
+        infer = request.infer
+        now = self._now()
+        count = rows.count(infer)
+        caller = _Caller(request, asyncio.get_running_loop().create_future(), divisible=bool(count))
+        entry = Entry(
+            rows=count or 1,
+            arrived=now,
+            limit=min(request.deadline, now + self.dispatcher.limits.queue_time),
+            caller=caller,
+            alone=not count,
+        )
+        key = (request.model, request.version, rows.signature(infer)) if count else None
+        self.dispatcher.offer(entry, key)
+        self._schedule()
+        try:
+            return await caller.reply
+        except asyncio.CancelledError:
+            self._leave(entry, caller)
+            raise
+
+    def _leave(self, entry: Entry, caller: _Caller) -> None:
+        if self.dispatcher.withdraw(entry):
+            return
+        batch = caller.batch
+        if batch in self._running and not any(map(_wanted, batch.entries)):
+            self._running[batch].cancel()
+
+    def _schedule(self) -> None:
+        if not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._due = False
+        now = self._now()
+        step = self.dispatcher.step(now)
+        for entry in step.expired:
+            self._expire(entry, now)
+        for batch in step.batches:
+            self._start(batch)
+        if step.wake is not None and step.wake < self._timer_at:
+            self._set_timer(step.wake, now)
+
+    def _set_timer(self, at: float, now: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        # Timers have whole-millisecond grain: half a millisecond more saves a turn that would find nothing due.
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, at - now) + 0.0005, self._ring)
+
+    def _ring(self) -> None:
+        self._timer, self._timer_at = None, math.inf
+        self._turn()
+
+    def _expire(self, entry: Entry, now: float) -> None:
+        caller: _Caller = entry.caller
+        if caller.reply.done():
+            return
+        waited_ms = (now - entry.arrived) * 1e3
+        if caller.request.deadline <= now:
+            failure: Failure = Expired("queue", f"deadline exceeded in queue after {waited_ms:.0f} ms")
+        else:
+            limit_ms = self.dispatcher.limits.queue_time * 1e3
+            failure = Rejected(
+                f"waited {waited_ms:.0f} ms in the queue, limit {limit_ms:.0f} ms", self.dispatcher.predicted_wait()
+            )
+        caller.reply.set_exception(failure)
+
+    def _start(self, batch: Batch) -> None:
+        for entry in batch.entries:
+            entry.caller.batch = batch
+        # An empty context: a batch belongs to none of its callers.
+        task = asyncio.get_running_loop().create_task(self._answer(batch, batch.entries), context=Context())
+        self._running[batch] = task
+        # Not the task's own `finally`: a task that is cancelled before its first step never comes to it.
+        task.add_done_callback(partial(self._ended, batch))
+
+    def _ended(self, batch: Batch, task: asyncio.Task[None]) -> None:
+        """Gives the slot back, and leaves no caller waiting: an error here is a defect, reported at the edge."""
+        del self._running[batch]
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is not None:
+            _fail(batch.entries, error)
+        self.dispatcher.done(batch, self._now())
+        self._schedule()
+
+    async def _answer(self, batch: Batch, entries: list[Entry]) -> None:
+        """Answers `entries`, a part of `batch`, in one upstream call, or by halves where that failed."""
+        entries = [entry for entry in entries if _wanted(entry) and (len(entries) == 1 or _decodes(entry))]
+        if not entries:
+            return
+        began = self._now()
+        try:
+            reply = await self._endpoints[batch.endpoint](_merged(entries))
+            service = self._now() - began
+            answers = _shares(reply, entries)
+        except (BackendFailed, BadReply) as failure:
+            if len(entries) == 1:
+                _fail(entries, failure)
+                return
+            half = len(entries) // 2
+            await self._answer(batch, entries[:half])
+            await self._answer(batch, entries[half:])
+            return
+        except Failure as failure:
+            _fail(entries, failure)
+            return
+        rows_sent = sum(entry.rows for entry in entries)
+        endpoint = reply.trail[-1].endpoint if reply.trail else ""
+        for entry, answer in zip(entries, answers, strict=True):
+            hop = Hop(
+                tier="",
+                rows=tuple(range(entry.rows)),
+                endpoint=endpoint,
+                batch_rows=rows_sent,
+                queued=batch.started - entry.arrived,
+                service=service,
+                reason=batch.reason,
+            )
+            if not entry.caller.reply.done():
+                entry.caller.reply.set_result(Reply(answer, (hop,)))
+
+
+def _wanted(entry: Entry) -> bool:
+    return not entry.caller.reply.done()
+
+
+def _decodes(entry: Entry) -> bool:
+    """Whether the tensors of a call can be read, which only merging asks for; a call whose cannot fails here, alone."""
+    try:
+        entry.caller.request.infer.inputs.decoded  # noqa: B018 - decoded for the memo
+    except Failure as failure:
+        _fail([entry], failure)
+        return False
+    return True
+
+
+def _merged(entries: list[Entry]) -> Request:
+    """One request for all entries: the latest of their deadlines, an origin for each."""
+    requests: list[Request] = [entry.caller.request for entry in entries]
+    first = requests[0]
+    origins = tuple(Origin(request.span, entry.rows) for request, entry in zip(requests, entries, strict=True))
+    if len(requests) == 1:
+        return replace(first, origins=origins)
+    merged: Infer = rows.merge([request.infer for request in requests])
+    return replace(
+        content(first, merged),
+        deadline=max(request.deadline for request in requests),
+        priority=max(request.priority for request in requests),
+        headers={},
+        tenant="",
+        unit="",
+        span=None,
+        origins=origins,
+    )
+
+
+def _shares(reply: Reply, entries: list[Entry]) -> list[Answer]:
+    """Each entry's own rows of the reply. Raises BadReply where the rows do not add up."""
+    if len(entries) == 1:
+        entry = entries[0]
+        return [rows.verify(reply.answer, entry.rows) if entry.caller.divisible else reply.answer]
+    return rows.split(reply.answer, [entry.rows for entry in entries])
+
+
+def _fail(entries: list[Entry], error: BaseException) -> None:
+    for entry in entries:
+        if not entry.caller.reply.done():
+            entry.caller.reply.set_exception(error)

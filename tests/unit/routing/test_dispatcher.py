@@ -1,0 +1,147 @@
+import pytest
+
+from backends.errors import Rejected
+from policies.spec import Batch as Limits
+from routing.dispatcher import Batch, Dispatcher, Step
+from routing.lane import Entry
+
+
+def entry(rows: int = 1, arrived: float = 0.0, limit: float = 1.0, *, alone: bool = False) -> Entry:
+    return Entry(rows, arrived, limit, None, alone)
+
+
+def offer(dispatcher: Dispatcher, *entries: Entry, key: str = "k") -> None:
+    for each in entries:
+        dispatcher.offer(each, key)
+
+
+def rows(step: Step) -> list[list[int]]:
+    return [[each.rows for each in batch.entries] for batch in step.batches]
+
+
+def test_a_free_slot_releases_at_once() -> None:
+    dispatcher = Dispatcher(Limits())
+    offer(dispatcher, entry(limit=7.0))
+    step = dispatcher.step(0.0)
+    (batch,) = step.batches
+    assert (batch.rows, batch.endpoint, batch.reason, batch.started) == (1, 0, "idle_slot", 0.0)
+    assert step.wake is None
+    assert (dispatcher.waiting_rows, dispatcher.running) == (0, 1)
+
+
+def test_a_batch_grows_while_all_slots_are_busy() -> None:
+    dispatcher = Dispatcher(Limits(max_rows=8, slots=1))
+    offer(dispatcher, entry())
+    (first,) = dispatcher.step(0.0).batches
+    for i in range(1, 11):
+        offer(dispatcher, entry(arrived=i / 100))
+        assert dispatcher.step(i / 100).batches == []
+    dispatcher.done(first, 0.2)
+    step = dispatcher.step(0.2)
+    assert rows(step) == [[1] * 8]
+    assert step.batches[0].reason == "full"
+    dispatcher.done(step.batches[0], 0.3)
+    assert rows(dispatcher.step(0.3)) == [[1, 1]]
+
+
+def test_limits_fire_while_everything_is_busy() -> None:
+    dispatcher = Dispatcher(Limits(slots=1))
+    offer(dispatcher, entry())
+    dispatcher.step(0.0)
+    early, late = entry(limit=0.5), entry(limit=0.7)
+    offer(dispatcher, late, early)
+    assert dispatcher.step(0.1).wake == 0.5
+    step = dispatcher.step(0.5)
+    assert (step.expired, step.wake) == ([early], 0.7)
+    step = dispatcher.step(0.7)
+    assert (step.expired, step.wake, dispatcher.waiting_rows) == ([late], None, 0)
+
+
+def test_what_is_past_its_limit_is_not_sent_although_a_slot_is_free() -> None:
+    dispatcher = Dispatcher(Limits())
+    offer(dispatcher, entry(limit=0.5))
+    step = dispatcher.step(0.5)
+    assert (len(step.expired), step.batches, dispatcher.running) == (1, [], 0)
+
+
+def test_who_waits_longest_goes_first_whatever_its_lane() -> None:
+    dispatcher = Dispatcher(Limits(slots=1))
+    offer(dispatcher, entry())
+    (busy,) = dispatcher.step(0.0).batches
+    b, a = entry(arrived=0.2), entry(arrived=0.1)
+    offer(dispatcher, b, key="b")
+    offer(dispatcher, a, key="a")
+    dispatcher.done(busy, 0.3)
+    (batch,) = dispatcher.step(0.3).batches
+    assert batch.entries == [a]
+
+
+def test_the_endpoint_with_most_free_slots_is_next() -> None:
+    dispatcher = Dispatcher(Limits(max_rows=1, slots=2), endpoints=2)
+    offer(dispatcher, *(entry() for _ in range(5)))
+    step = dispatcher.step(0.0)
+    assert sorted(batch.endpoint for batch in step.batches) == [0, 0, 1, 1]
+    assert dispatcher.free == [0, 0]
+    dispatcher.done(step.batches[1], 0.1)
+    (next_batch,) = dispatcher.step(0.1).batches
+    assert next_batch.endpoint == step.batches[1].endpoint
+
+
+def test_the_queue_is_bounded_in_rows() -> None:
+    dispatcher = Dispatcher(Limits(max_rows=4, slots=1, queue_rows=6))
+    offer(dispatcher, entry(4))
+    (busy,) = dispatcher.step(0.0).batches
+    offer(dispatcher, entry(4), entry(2))
+    late = entry(1)
+    with pytest.raises(Rejected, match="queue full: 6 rows wait, limit 6") as caught:
+        offer(dispatcher, late)
+    assert caught.value.retry_after >= 1.0
+    assert not late.queued
+    assert dispatcher.waiting_rows == 6
+    dispatcher.done(busy, 0.1)
+    dispatcher.step(0.1)
+    offer(dispatcher, late)
+
+
+def test_work_larger_than_the_queue_passes_alone() -> None:
+    dispatcher = Dispatcher(Limits(max_rows=4, slots=1, queue_rows=8))
+    offer(dispatcher, entry(100))
+    with pytest.raises(Rejected):
+        offer(dispatcher, entry(1))
+    assert rows(dispatcher.step(0.0)) == [[100]]
+
+
+def test_retry_after_is_the_time_that_the_queue_needs() -> None:
+    dispatcher = Dispatcher(Limits(max_rows=10, slots=1))
+    offer(dispatcher, entry(10))
+    (batch,) = dispatcher.step(0.0).batches
+    dispatcher.done(batch, 5.0)  # half a second a row
+    offer(dispatcher, entry(20, limit=99))
+    assert dispatcher.predicted_wait() == pytest.approx(10.0)
+
+
+def test_a_queued_entry_can_be_withdrawn_once() -> None:
+    dispatcher = Dispatcher(Limits(slots=1))
+    gone, stays = entry(3), entry()
+    offer(dispatcher, gone, stays)
+    assert dispatcher.withdraw(gone)
+    assert not dispatcher.withdraw(gone)
+    assert dispatcher.waiting_rows == 1
+    step = dispatcher.step(0.0)
+    assert [batch.entries for batch in step.batches] == [[stays]]
+    assert not dispatcher.withdraw(stays)
+
+
+def test_nothing_to_do_is_nothing() -> None:
+    step = Dispatcher(Limits()).step(5.0)
+    assert (step.batches, step.expired, step.wake) == ([], [], None)
+
+
+def test_a_batch_belongs_to_one_lane() -> None:
+    dispatcher = Dispatcher(Limits(slots=2))
+    offer(dispatcher, entry(), entry(), key="a")
+    offer(dispatcher, entry(), key="b")
+    step = dispatcher.step(0.0)
+    assert rows(step) == [[1, 1], [1]]
+    batches: list[Batch] = step.batches
+    assert {each.lane for each in batches[0].entries} == {"a"}
