@@ -1,0 +1,304 @@
+"""A client of one KServe v2 server (Triton, mostly) over gRPC: bytes out and bytes in, one channel per endpoint.
+
+How "never sent" is told from "lost". Only the first may be repeated elsewhere, so that a doubt counts as lost:
+
+- A channel that is idle or connecting is waited for before a call is made. If it does not settle in time, no call was
+  ever made: `Unreachable`.
+- A call on a channel that fails to connect ends with UNAVAILABLE and a text of gRPC's own (`_NEVER_SENT`), without a
+  stream of its own. A backend that relays for others may send that very text as its answer, but then our channel is
+  connected: text and channel state must agree to mean `Unreachable`.
+- A connection that breaks under a call ends with UNAVAILABLE too, and grpc.aio does not say whether the status came
+  from the peer or from the transport (`debug_error_string` did in older versions). The transport's texts (`_LOST`)
+  become `ConnectionLost`, all others `BackendFailed`; neither claims that nothing was executed.
+- What gRPC repeats by itself ("transparent retries") is only what the peer never processed: streams that were refused
+  or lie beyond a GOAWAY, or never left. Other retries need a service config, whose look-up is switched off.
+
+Verified with grpcio 1.85: connection refused, unknown host, a silent peer, one that is not HTTP/2, one that is killed
+during a call, and one killed so shortly before that the channel still counts as connected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import re
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextvars import Context
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from backends.errors import BackendFailed, ConnectionLost, Expired, Failure, Rejected, Unreachable, Unsupported
+from backends.kserve_grpc import metadata, read_reply, write_request
+from backends.proto import kserve_pb2 as pb
+from backends.request import Infer, Relay, Reply, Request, RpcCall
+
+_SERVICE = "/inference.GRPCInferenceService"
+
+_NEVER_SENT = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed", "empty address list")
+_LOST = re.compile(
+    r"socket closed|stream removed|connection (reset|timed out|aborted)|broken pipe|goaway|(watchdog|ping) timeout"
+    r"|transport (is )?clos|endpoint clos",
+    re.IGNORECASE,
+)
+# Triton refuses with UNAVAILABLE what its queue policy does not let in, and what it let wait for too long.
+_BUSY = re.compile(r"exceeds maximum queue size|request timeout expired", re.IGNORECASE)
+# Longer messages than this are a model's stack trace; a header block that holds them may be refused by the caller.
+_MAX_MESSAGE = 1000
+
+
+class TritonGrpc:
+    """Answers inference calls (`Infer`) and relays all others (`RpcCall`).
+
+    `address` is `host:port`. The channel is made by the first call, in its event loop: gRPC must not exist before a
+    fork. `connect_timeout` is in seconds; `max_message_bytes` bounds what is received. Safe for any number of calls at
+    once. A caller's cancellation cancels its call, at the backend too.
+    """
+
+    def __init__(
+        self, address: str, *, now: Callable[[], float], connect_timeout: float, max_message_bytes: int
+    ) -> None:
+        self._address = address
+        self._now = now
+        self._connect_timeout = connect_timeout
+        self._max_message_bytes = max_message_bytes
+        self._channel: Any = None
+        self._infer: Any = None
+        self._settling: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def __call__(self, request: Request, /) -> Reply:
+        content = request.content
+        if isinstance(content, Infer):
+            await self._connected(request.deadline)
+            message = write_request(request.model, request.version, content)
+            return Reply(read_reply(await self._unary(self._infer, message, request.deadline, request.headers.items())))
+        if isinstance(content, RpcCall):
+            await self._connected(request.deadline)
+            return Reply(await self._relay(content, request))
+        raise Unsupported(f"backend {self._address}: an HTTP call cannot be relayed over gRPC")
+
+    async def ready(self, deadline: float) -> bool:
+        """Whether the server says that it is ready, by `deadline`; false where it cannot be asked."""
+        try:
+            await self._connected(deadline)
+            reply = await self._unary(self._channel.unary_unary(f"{_SERVICE}/ServerReady"), b"", deadline, ())
+            return pb.ServerReadyResponse.FromString(reply).ready
+        except (Failure, DecodeError):
+            return False
+
+    async def close(self) -> None:
+        """Ends all calls, which fail as lost. Later ones are refused as unreachable."""
+        self._closed = True
+        if self._settling is not None:
+            self._settling.cancel()
+        if self._channel is not None:
+            await self._channel.close()
+
+    async def _connected(self, deadline: float) -> None:
+        """Returns when a call would be sent, or fail, at once."""
+        self._left(deadline)
+        if self._closed:
+            raise Unreachable(f"backend {self._address}: the client is closed")
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(self._address, options=self._options())
+            self._infer = self._channel.unary_unary(f"{_SERVICE}/ModelInfer")
+        if self._channel.get_state(try_to_connect=True) in _SETTLED:
+            return
+        # One watcher for all: a watch on a channel cannot be taken back.
+        if self._settling is None or self._settling.done():
+            self._settling = asyncio.create_task(_settled(self._channel), context=Context())
+        done, _ = await asyncio.wait({self._settling}, timeout=min(self._connect_timeout, deadline - self._now()))
+        if self._closed:
+            raise Unreachable(f"backend {self._address}: the client is closed")
+        if not done:
+            self._left(deadline)
+            raise Unreachable(f"backend {self._address}: no connection within {self._connect_timeout:g} s")
+
+    def _left(self, deadline: float) -> float | None:
+        """Seconds until `deadline`, None where there is none."""
+        if deadline == math.inf:
+            return None
+        left = deadline - self._now()
+        if left <= 0:
+            raise Expired("backend")
+        return left
+
+    async def _unary(self, method: Any, message: bytes, deadline: float, headers: Iterable[tuple[str, Any]]) -> bytes:
+        call = method(message, timeout=self._left(deadline), metadata=metadata(headers), wait_for_ready=False)
+        try:
+            reply: bytes = await call
+        except grpc.aio.AioRpcError as error:
+            raise self._failure(error.code(), error.details()) from None
+        except asyncio.CancelledError:
+            if _cancelled():
+                raise
+            raise ConnectionLost(f"backend {self._address}: the client was closed during the call") from None
+        return reply
+
+    async def _relay(self, content: RpcCall, request: Request) -> Relay:
+        """Relays as a stream both ways, which is what a unary call is too as soon as it is on the wire.
+
+        Returns with the first message, or at the end where there is none, so that a call which fails at once fails
+        here. The backend's trailing metadata is not passed on: a relay's headers stand before its body.
+        """
+        headers = metadata(
+            (*((k, v) for k, v in content.metadata if k not in request.headers), *request.headers.items())
+        )
+        call = self._channel.stream_stream(content.method)(
+            timeout=self._left(request.deadline), metadata=headers, wait_for_ready=False
+        )
+        chunks = _Chunks(call, content.messages, self._failure, self._address)
+        try:
+            await chunks.begin()
+            initial = await call.initial_metadata()
+        except BaseException:
+            await chunks.aclose()
+            raise
+        return Relay(200, tuple((k.encode(), _bytes(v)) for k, v in metadata(initial)), chunks)
+
+    def _failure(self, code: grpc.StatusCode, details: str | None) -> Failure:
+        """What a failed call means."""
+        text = " ".join((details or "").split())[:_MAX_MESSAGE]
+        where = f"backend {self._address}: {text}"
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return Expired("backend")
+        if code is grpc.StatusCode.UNAVAILABLE:
+            if _BUSY.search(text):
+                return Rejected(where)
+            connected = self._channel.get_state() is grpc.ChannelConnectivity.READY
+            if text.startswith(_NEVER_SENT) and not connected:
+                return Unreachable(where)
+            if _LOST.search(text):
+                return ConnectionLost(where)
+        return BackendFailed(text or f"the backend answered {code.name} without a message", code.value[0], grpc=True)
+
+    def _options(self) -> list[tuple[str, int | str]]:
+        return [
+            ("grpc.max_receive_message_length", self._max_message_bytes),
+            # What we send was bounded when it came in, and how much it may be merged to is the batch's business.
+            ("grpc.max_send_message_length", -1),
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.service_config_disable_resolution", 1),
+            # Servers take more than one ping in 5 minutes without data for abuse. That keep-alive is on at all bounds
+            # how long sent bytes may stay unacknowledged by a peer that is gone (the timeout is TCP's, too).
+            ("grpc.keepalive_time_ms", 330_000),
+            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.keepalive_permit_without_calls", 0),
+            # The minimum is how long one attempt to connect may take; a server that is back is found within a second.
+            ("grpc.min_reconnect_backoff_ms", max(int(self._connect_timeout * 1000), 100)),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+            ("grpc.primary_user_agent", "headrace"),
+        ]
+
+
+class _Chunks:
+    """A relayed call's replies, one by one. Closing it, or dropping it, cancels the call if it still runs."""
+
+    def __init__(
+        self,
+        call: Any,
+        messages: AsyncIterator[bytes],
+        failure: Callable[[grpc.StatusCode, str | None], Failure],
+        address: str,
+    ) -> None:
+        self._call = call
+        self._replies = call.__aiter__()
+        self._failure = failure
+        self._address = address
+        self._first: bytes | None = None
+        self._faults: list[Exception] = []
+        # Must not hold `self`, which would then never be dropped.
+        self._sending = sending = asyncio.create_task(_send(call, messages, self._faults), context=Context())
+        # A peer may answer before all was said. A write that is under way then fails, and grpc.aio puts an "Internal
+        # error from Core" over the status that has come already, be it OK: so writing ends as soon as there is one.
+        call.add_done_callback(lambda _: sending.cancel())
+
+    async def begin(self) -> None:
+        with contextlib.suppress(StopAsyncIteration):
+            self._first = await self._read()
+
+    def __aiter__(self) -> _Chunks:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        return await self._read()
+
+    async def aclose(self) -> None:
+        self._stop()
+
+    async def _read(self) -> bytes:
+        try:
+            reply: bytes = await anext(self._replies)
+        except StopAsyncIteration:
+            self._stop()
+            raise
+        except grpc.aio.AioRpcError as error:
+            self._stop()
+            raise self._failure(error.code(), error.details()) from None
+        except asyncio.CancelledError:
+            self._stop()
+            if _cancelled():
+                raise
+            if self._faults:
+                raise self._faults[0] from None
+            raise ConnectionLost(f"backend {self._address}: the client was closed during the call") from None
+        return reply
+
+    def _stop(self) -> None:
+        self._call.cancel()
+        self._sending.cancel()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and the call with it
+            self._stop()
+
+
+async def _send(call: Any, messages: AsyncIterator[bytes], faults: list[Exception]) -> None:
+    """Writes the caller's messages to the call; an exception of theirs ends it and is kept in `faults`."""
+    over = (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError)  # whoever reads learns why
+    try:
+        async for message in messages:
+            try:
+                await call.write(message)
+            except over:
+                return
+        with contextlib.suppress(*over):
+            await call.done_writing()
+    except asyncio.CancelledError:
+        call.cancel()
+        raise
+    except Exception as fault:
+        faults.append(fault)
+        call.cancel()
+
+
+_SETTLED = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
+
+
+async def _settled(channel: Any) -> None:
+    """Returns when the channel is connected, has failed to connect, or is closed."""
+    with contextlib.suppress(grpc.aio.BaseError):
+        while (state := channel.get_state(try_to_connect=True)) not in _SETTLED:
+            await channel.wait_for_state_change(state)
+
+
+def _cancelled() -> bool:
+    """Whether it is this very task that is being cancelled.
+
+    grpc.aio raises CancelledError for a call that ended because its channel was closed, too; to let that pass for a
+    cancellation would leave a caller without an answer.
+    """
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value if isinstance(value, bytes) else value.encode()

@@ -1,0 +1,330 @@
+"""The gRPC edge: KServe v2's inference service and gRPC's health service, over bytes.
+
+ModelInfer becomes a `Request` with an `Infer`, whatever else the inference service has is relayed as an `RpcCall`, and
+health is answered here. One generic handler serves all of it, without generated stubs: a message is parsed where
+somebody needs to know what it says. What happened on the way goes back as trailing metadata, of failures too, because
+that is the one place that both have and because a trail is complete only at the end.
+
+grpc.aio leaves a caller waiting for ever where a handler ends by an exception that it takes for a cancellation, or
+where a status cannot be written; hence `_guarded`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from backends.errors import BadRequest, Failure, NotFound
+from backends.kserve_grpc import metadata, named, names_model, read_request, write_reply
+from backends.proto import kserve_pb2 as pb
+from backends.request import Infer, Parameters, Relay, Reply, Request, RpcCall, Service
+
+_INFERENCE = "inference.GRPCInferenceService"
+_STREAM = f"/{_INFERENCE}/ModelStreamInfer"
+# Watch has no event to wait for; a second is soon enough for whoever balances by health.
+_WATCH_S = 1.0
+# Status and trailing metadata share a header block that clients take up to 8 KiB of, and text may grow threefold.
+_MAX_LINE = 1024
+_MILLISECONDS = re.compile(r"\d{1,12}(\.\d{1,6})?", re.ASCII)
+_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode if code.value[0]}
+
+_T = TypeVar("_T")
+Metadata = tuple[tuple[str, str], ...]
+
+
+class GrpcEdge:
+    """Serves `service` to gRPC clients.
+
+    `ready` is asked for health and ServerReady. `grpc_status` turns a failure into code, line and trailing metadata;
+    `decision_headers` says what happened on the way to a reply. `refused` is told of failures that `service` never saw.
+    `report` gets every exception that is not a `Failure`:
+    its caller sees INTERNAL and nothing of it.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        *,
+        now: Callable[[], float],
+        max_message_bytes: int,
+        ready: Callable[[], bool],
+        grpc_status: Callable[[Failure], tuple[int, str, Metadata]],
+        decision_headers: Callable[[Reply], Metadata],
+        refused: Callable[[Failure], None],
+        report: Callable[[BaseException], None],
+    ) -> None:
+        self._service = service
+        self._now = now
+        self._ready = ready
+        self._grpc_status = grpc_status
+        self._decision_headers = decision_headers
+        self._refused = refused
+        self._report = report
+        self._server: Any = None
+        self._stopping: asyncio.Event | None = None
+        self._options = (
+            ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.max_send_message_length", -1),  # an answer was bounded when it came from the backend
+            ("grpc.so_reuseport", 0),  # off: a port in use must not be shared by accident
+            # Clients may ask every 10 s whether we live, idle ones too; one that does not answer us is gone.
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.keepalive_time_ms", 60_000),
+            ("grpc.keepalive_timeout_ms", 20_000),
+        )
+        self._handlers = {
+            f"/{_INFERENCE}/ModelInfer": grpc.unary_unary_rpc_method_handler(self._infer),
+            f"/{_INFERENCE}/ServerLive": grpc.unary_unary_rpc_method_handler(self._server_live),
+            f"/{_INFERENCE}/ServerReady": grpc.unary_unary_rpc_method_handler(self._server_ready),
+            "/grpc.health.v1.Health/Check": grpc.unary_unary_rpc_method_handler(self._check),
+            "/grpc.health.v1.Health/Watch": grpc.unary_stream_rpc_method_handler(self._watch),
+        }
+
+    async def start(self, addresses: Sequence[str]) -> int:
+        """Listens on `host:port` addresses in the running loop; the first one's port (0 asks for a free one).
+
+        Raises OSError, naming the address, where one cannot be had; then none is listened on.
+        """
+        self._stopping = asyncio.Event()
+        server = grpc.aio.server(options=self._options)
+        server.add_generic_rpc_handlers((self,))
+        ports: list[int] = []
+        for address in addresses:
+            try:
+                port = server.add_insecure_port(address)
+            except RuntimeError:
+                port = 0
+            if not port:
+                await server.stop(None)
+                raise OSError(f"cannot listen on {address} (gRPC): in use, or not an address of this machine")
+            ports.append(port)
+        await server.start()
+        self._server = server
+        return ports[0]
+
+    async def stop(self, grace: float) -> None:
+        """Takes no more calls, and cancels those that still run after `grace` seconds."""
+        if self._server is not None and self._stopping is not None:
+            self._stopping.set()
+            await self._server.stop(grace)
+
+    def service(self, details: Any) -> Any:
+        """gRPC's look-up of a method: its handler, or None for UNIMPLEMENTED."""
+        method: str = details.method
+        handler = self._handlers.get(method)
+        if handler is None and method.startswith("/inference."):
+            # Made for each call: the names are the callers' and must not pile up. A unary call is a stream of one.
+            return grpc.stream_stream_rpc_method_handler(partial(self._relay, method))
+        return handler
+
+    # Handlers
+
+    async def _infer(self, data: bytes, context: Any) -> bytes:
+        return await self._guarded(context, self._answer(data, context))
+
+    async def _answer(self, data: bytes, context: Any) -> bytes:
+        with self._arriving():
+            model, version, infer = read_request(data)
+            request = self._request(context, model, version, infer, infer.parameters)
+        reply = await self._service(request)
+        context.set_trailing_metadata(metadata(self._decision_headers(reply)))
+        return write_reply(reply.answer, model, infer.id)
+
+    async def _relay(self, method: str, messages: AsyncIterator[bytes], context: Any) -> None:
+        await self._guarded(context, self._relayed(method, messages, context))
+
+    async def _relayed(self, method: str, messages: AsyncIterator[bytes], context: Any) -> None:
+        model = version = ""
+        with self._arriving():
+            if names_model(method):
+                first = await anext(messages, None)
+                if first is None:
+                    raise BadRequest(f"{method}: expected a message, got none")
+                model, version = _checked(method, first)
+                messages = _one_model(method, model, version, first, messages)
+            request = self._request(context, model, version, RpcCall(method, messages, _sent(context)), {})
+        reply = await self._service(request)
+        relay = reply.body
+        assert isinstance(relay, Relay)
+        context.set_trailing_metadata(metadata(self._decision_headers(reply)))
+        if isinstance(relay.body, bytes):
+            await self._begin(context, relay)
+            await _out(context.write(relay.body))
+            return
+        try:
+            await self._begin(context, relay)
+            async for chunk in relay.body:
+                await _out(context.write(chunk))
+        finally:
+            if close := getattr(relay.body, "aclose", None):
+                await close()
+
+    async def _begin(self, context: Any, relay: Relay) -> None:
+        if initial := metadata(_text(relay.headers)):
+            await _out(context.send_initial_metadata(initial))
+
+    async def _server_live(self, data: bytes, context: Any) -> bytes:
+        return pb.ServerLiveResponse(live=True).SerializeToString()
+
+    async def _server_ready(self, data: bytes, context: Any) -> bytes:
+        return pb.ServerReadyResponse(ready=self._ready()).SerializeToString()
+
+    async def _check(self, data: bytes, context: Any) -> bytes:
+        return await self._guarded(context, self._checked_health(data))
+
+    async def _checked_health(self, data: bytes) -> bytes:
+        service = _asked(data)
+        if not _known(service):
+            raise NotFound(f"health: unknown service '{service[:64]}'")
+        return self._health()
+
+    async def _watch(self, data: bytes, context: Any) -> None:
+        await self._guarded(context, self._watched(data, context))
+
+    async def _watched(self, data: bytes, context: Any) -> None:
+        assert self._stopping is not None
+        unknown = pb.HealthCheckResponse(status=pb.HealthCheckResponse.SERVICE_UNKNOWN).SerializeToString()
+        service, last = _asked(data), b""
+        while True:
+            stopping = (
+                self._stopping.is_set()
+            )  # asked first: it may change while a status is written, which is then old
+            status = self._health() if _known(service) else unknown
+            if status != last:
+                await _out(context.write(status))
+                last = status
+            if stopping:
+                return
+            try:
+                await asyncio.wait_for(self._stopping.wait(), _WATCH_S)
+            except TimeoutError:
+                continue
+
+    def _health(self) -> bytes:
+        serving = self._ready() and self._stopping is not None and not self._stopping.is_set()
+        status = pb.HealthCheckResponse.SERVING if serving else pb.HealthCheckResponse.NOT_SERVING
+        return pb.HealthCheckResponse(status=status).SerializeToString()
+
+    # From the wire, and back to it
+
+    def _request(
+        self, context: Any, model: str, version: str, content: Infer | RpcCall, parameters: Parameters
+    ) -> Request:
+        given: dict[str, str] = {}
+        for name, value in context.invocation_metadata() or ():
+            if isinstance(value, str):
+                given[name] = f"{given[name]}, {value}" if name in given else value
+        return Request(
+            model=model,
+            version=version,
+            content=content,
+            deadline=self._deadline(context, given, parameters),
+            headers={k: v for k, v in metadata(given.items()) if not k.startswith("headrace-")},
+            stream=isinstance(content, RpcCall),
+        )
+
+    @contextmanager
+    def _arriving(self) -> Iterator[None]:
+        """A failure in here is one that `service` never saw."""
+        try:
+            yield
+        except Failure as failure:
+            self._refused(failure)
+            raise
+
+    def _deadline(self, context: Any, given: Mapping[str, str], parameters: Parameters) -> float:
+        """The soonest of what the call, its metadata and its parameters ask for."""
+        left = context.time_remaining()
+        waits = [math.inf if left is None else left]
+        if (asked := given.get("headrace-timeout-ms")) is not None:
+            if not _MILLISECONDS.fullmatch(asked):
+                raise BadRequest(f"headrace-timeout-ms: expected milliseconds, got {asked[:40]!a}")
+            waits.append(float(asked) / 1e3)
+        timeout_us = parameters.get("timeout", 0)
+        if isinstance(timeout_us, bool) or not isinstance(timeout_us, int) or timeout_us < 0:
+            raise BadRequest(f"parameter 'timeout': expected microseconds as an integer >= 0, got {timeout_us!a:.40}")
+        if timeout_us:  # 0 is the protocol's "none"
+            waits.append(timeout_us / 1e6)
+        return self._now() + min(waits)
+
+    async def _guarded(self, context: Any, work: Coroutine[Any, Any, _T]) -> _T:
+        """The work's result; or else the call ends with a status, whatever was raised."""
+        trailing: Metadata = ()
+        try:
+            return await work
+        except Failure as failure:
+            number, line, trailing = self._grpc_status(failure)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if isinstance(error, _CallerLeft) or task is None or task.cancelling():
+                raise
+            self._report(error)  # somebody's task was cancelled, but not this call
+            number, line = grpc.StatusCode.INTERNAL.value[0], "internal error"
+        except Exception as error:
+            self._report(error)
+            number, line = grpc.StatusCode.INTERNAL.value[0], "internal error"
+        # Lone surrogates or line breaks in a status would keep it from being written.
+        line = " ".join(line.split())[:_MAX_LINE].encode(errors="replace").decode()
+        await context.abort(_CODES.get(number, grpc.StatusCode.UNKNOWN), line, metadata(trailing))
+        raise AssertionError("abort raises")
+
+
+class _CallerLeft(asyncio.CancelledError):
+    """Something could not be written: the call has ended."""
+
+
+async def _out(writing: Awaitable[None]) -> None:
+    try:
+        await writing
+    except grpc.aio.BaseError as error:
+        raise _CallerLeft from error
+
+
+def _sent(context: Any) -> tuple[tuple[str, str | bytes], ...]:
+    return tuple((k, v) for k, v in metadata(context.invocation_metadata() or ()) if not k.startswith("headrace-"))
+
+
+def _text(headers: tuple[tuple[bytes, bytes], ...]) -> list[tuple[str, str | bytes]]:
+    return [(k.decode("latin-1"), v if k.endswith(b"-bin") else v.decode("latin-1")) for k, v in headers]
+
+
+def _checked(method: str, message: bytes) -> tuple[str, str]:
+    """Whom a message is for. One that carries tensors is checked like any other inference request."""
+    if method == _STREAM:
+        model, version, _ = read_request(message)
+        return model, version
+    return named(method, message)
+
+
+async def _one_model(
+    method: str, model: str, version: str, first: bytes, rest: AsyncIterator[bytes]
+) -> AsyncIterator[bytes]:
+    """A call's messages, all for the model whose route the first one opened; BadRequest at one that is not."""
+    yield first
+    async for message in rest:
+        other = _checked(method, message)
+        if other != (model, version):
+            raise BadRequest(
+                f"{method}: expected all messages of a stream to be for model '{model[:64]}' version '{version[:16]}', "
+                f"got '{other[0][:64]}' version '{other[1][:16]}'"
+            )
+        yield message
+
+
+def _asked(data: bytes) -> str:
+    try:
+        return pb.HealthCheckRequest.FromString(data).service
+    except DecodeError:
+        raise BadRequest("health: expected a HealthCheckRequest as protobuf") from None
+
+
+def _known(service: str) -> bool:
+    return service in ("", _INFERENCE)
