@@ -1,0 +1,113 @@
+"""One replica: its clients for either protocol, how many calls are in the air, and whether it says that it is ready.
+
+Tensors travel by the protocol of the policy; a call that is relayed goes by its own protocol, if the replica has an
+address for it. `tentative` is a gRPC address that was guessed, not given: it is used once it has answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from backends import rows
+from backends.errors import Expired, Unsupported
+from backends.request import Hop, HttpCall, Infer, Reply, Request, RpcCall, Service
+from policies.spec import Secret
+
+
+class Client(Protocol):
+    """A client of one server, as a service that can be asked for readiness and closed."""
+
+    async def __call__(self, request: Request, /) -> Reply: ...
+    async def ready(self, deadline: float) -> bool: ...
+    async def close(self) -> None: ...
+
+
+class Endpoint:
+    """A replica named `name` as a service.
+
+    `timeout` bounds each call, or a stream's first byte, in seconds. `headers` go with every call (credentials).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        http: Client | None,
+        grpc: Client | None,
+        prefer_grpc: bool,
+        tentative: bool,
+        timeout: float,
+        headers: Mapping[str, Secret],
+        now: Callable[[], float],
+    ) -> None:
+        self.name = name
+        self.in_flight = 0
+        # Unknown is not zero: None until it has been asked.
+        self.ready: bool | None = None
+        self._http = http
+        self._grpc = grpc
+        self._prefer_grpc = prefer_grpc
+        self._tentative = tentative
+        self._timeout = timeout
+        self._headers = {name: secret.value for name, secret in headers.items()}
+        self._now = now
+
+    @property
+    def protocol(self) -> str:
+        """How tensors travel now."""
+        return "grpc" if self._prefer_grpc and self._grpc is not None and not self._tentative else "http"
+
+    async def __call__(self, request: Request, /) -> Reply:
+        now = self._now()
+        if request.deadline <= now:
+            raise Expired("backend", "deadline exceeded before the backend was called")
+        client = self._client(request)
+        if self._headers:
+            request = replace(request, headers={**request.headers, **self._headers})
+        self.in_flight += 1
+        try:
+            if not request.stream:
+                reply = await client(replace(request, deadline=min(request.deadline, now + self._timeout)))
+            else:
+                async with asyncio.timeout(self._timeout):
+                    reply = await client(request)
+            return replace(reply, trail=(Hop("", _rows(request), endpoint=self.name),))
+        except TimeoutError:
+            raise Expired("backend", f"'{self.name}' sent nothing for {self._timeout:g} s") from None
+        finally:
+            self.in_flight -= 1
+
+    async def probe(self, seconds: float) -> bool:
+        """Asks whether the replica is ready, for at most `seconds`, and remembers the answer."""
+        if self._tentative and self._grpc is not None and await self._grpc.ready(self._now() + seconds):
+            self._tentative = False
+        client = self._grpc if self.protocol == "grpc" or self._http is None else self._http
+        assert client is not None
+        self.ready = await client.ready(self._now() + seconds)
+        return self.ready
+
+    async def close(self) -> None:
+        for client in (self._http, self._grpc):
+            if client is not None:
+                await client.close()
+
+    def _client(self, request: Request) -> Service:
+        if isinstance(request.content, HttpCall):
+            if self._http is None:
+                raise Unsupported(f"this call needs HTTP, and the policy gives '{self.name}' no http address")
+            return self._http
+        if isinstance(request.content, RpcCall):
+            if self._grpc is None or self._tentative:
+                raise Unsupported(f"this call needs gRPC, and '{self.name}' has no known grpc address")
+            return self._grpc
+        client = self._grpc if self.protocol == "grpc" else self._http
+        assert client is not None
+        return client
+
+
+def _rows(request: Request) -> tuple[int, ...]:
+    count = rows.count(request.content) if isinstance(request.content, Infer) else None
+    return tuple(range(count)) if count else ()

@@ -1,0 +1,96 @@
+"""A Triton (or any KServe v2 server) over HTTP, as a service."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from urllib.parse import quote
+
+import msgspec
+
+from backends.errors import BackendFailed, BadReply, Failure, Rejected
+from backends.http_client import HttpClient, HttpResponse
+from backends.kserve_json import read_reply, write_request
+from backends.request import HttpCall, Infer, Relay, Reply, Request
+from backends.tensor import Bytes
+
+# Set here from the body that is really sent, or private to the caller's own connection.
+_OURS = frozenset({"content-type", "content-length", "inference-header-content-length", "accept-encoding", "host"})
+
+# How servers say that a queue of theirs is full: busy, not down.
+_QUEUE_FULL = ("exceeds maximum queue size", "queue is full", "queue full")
+
+
+class TritonHttp:
+    """Answers inference calls (`Infer`) and relays HTTP ones (`HttpCall`) through `client`."""
+
+    def __init__(self, client: HttpClient) -> None:
+        self._client = client
+
+    async def __call__(self, request: Request, /) -> Reply:
+        if isinstance(request.content, Infer):
+            return await self._infer(request, request.content)
+        if isinstance(request.content, HttpCall):
+            return await self._relay(request, request.content)
+        raise BadReply("a gRPC call cannot be relayed over HTTP")
+
+    async def ready(self, deadline: float) -> bool:
+        """Whether the server says that it is ready; False where it says anything else or nothing."""
+        try:
+            response = await self._client.request("GET", "/v2/health/ready", (), deadline=deadline)
+        except Failure:
+            return False
+        return response.status == 200
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def _infer(self, request: Request, infer: Infer) -> Reply:
+        target = f"/v2/models/{quote(request.model, safe='')}"
+        if request.version:
+            target += f"/versions/{quote(request.version, safe='')}"
+        header_length, parts = write_request(infer)
+        headers = _encoded(request)
+        if header_length is None:
+            headers.append((b"content-type", b"application/json"))
+        else:
+            headers.append((b"content-type", b"application/octet-stream"))
+            headers.append((b"inference-header-content-length", b"%d" % header_length))
+        body: bytes | Sequence[Bytes] = parts[0] if len(parts) == 1 and isinstance(parts[0], bytes) else parts
+        response = await self._client.request("POST", target + "/infer", headers, body, deadline=request.deadline)
+        if response.status != 200:
+            raise _failure(response)
+        answer = read_reply(response.body, _header_length(response))
+        return Reply(answer)
+
+    async def _relay(self, request: Request, call: HttpCall) -> Reply:
+        headers = _encoded(request)
+        named = {name for name, _ in headers}
+        headers += [(name, value) for name, value in call.headers if name not in named]
+        stream = await self._client.stream(call.method, call.target, headers, call.body, deadline=request.deadline)
+        return Reply(Relay(stream.status, stream.headers, stream))
+
+
+def _encoded(request: Request) -> list[tuple[bytes, bytes]]:
+    return [(k.encode(), str(v).encode("latin-1", "replace")) for k, v in request.headers.items() if k not in _OURS]
+
+
+def _header_length(response: HttpResponse) -> int | None:
+    for name, value in response.headers:
+        if name == b"inference-header-content-length":
+            if not value.isdigit():
+                raise BadReply(f"inference-header-content-length: expected a number, got {value[:32]!r}")
+            return int(value)
+    return None
+
+
+def _failure(response: HttpResponse) -> Failure:
+    """The backend's own words and status; a full queue is busy, which is no failure of the backend."""
+    try:
+        body = msgspec.json.decode(response.body)
+        message = str(body["error"]) if isinstance(body, dict) and "error" in body else ""
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        message = ""
+    message = message or f"backend answered {response.status}"
+    if response.status in (429, 503) and any(words in message.lower() for words in _QUEUE_FULL):
+        return Rejected(message)
+    return BackendFailed(message, response.status, body=response.body)

@@ -1,0 +1,97 @@
+"""The admin application (loopback by default) and the metrics page.
+
+GET /                 what there is to ask
+GET /backends         endpoints with readiness, protocol and calls in the air; queues
+GET /policy           version and effective values of the policy in force
+GET /traces           ids of recent traces, the last one first
+GET /traces/{id}      one trace as a list of spans; `last` is the last one
+GET /livez /readyz
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.metrics import CONTENT_TYPE, Metrics
+from policies.spec import Secret
+
+if TYPE_CHECKING:
+    from gateway.app import Gateway
+
+
+def admin(gateway: Gateway) -> Starlette:
+    """The admin application of a running gateway."""
+
+    async def index(_: Request) -> Response:
+        return _json({"headrace": {"policy": gateway.policy.version}, "paths": [route.path for route in routes]})
+
+    async def backends(_: Request) -> Response:
+        return _json(gateway.backends())
+
+    async def policy(_: Request) -> Response:
+        return _json(plain(gateway.policy))
+
+    async def traces(_: Request) -> Response:
+        return _json(gateway.tracing.recent.ids())
+
+    async def trace(request: Request) -> Response:
+        wanted = request.path_params["id"]
+        if wanted == "last":
+            ids = gateway.tracing.recent.ids()
+            if not ids:
+                return _json({"error": "no trace has been recorded yet"}, 404)
+            wanted = ids[0]
+        spans = gateway.tracing.recent.trace(wanted)
+        if not spans:
+            return _json({"error": f"no trace {wanted[:64]!r} among the recent ones"}, 404)
+        return _json({"trace_id": wanted, "spans": spans})
+
+    async def live(_: Request) -> Response:
+        return Response(status_code=200)
+
+    async def ready(_: Request) -> Response:
+        return Response(status_code=200 if gateway.ready() else 503)
+
+    routes = [
+        Route("/", index),
+        Route("/backends", backends),
+        Route("/policy", policy),
+        Route("/traces", traces),
+        Route("/traces/{id}", trace),
+        Route("/livez", live),
+        Route("/readyz", ready),
+    ]
+    return Starlette(routes=routes)
+
+
+def metrics_page(metrics: Metrics) -> Starlette:
+    """The application of the metrics port: `/metrics` alone."""
+
+    async def page(_: Request) -> Response:
+        return Response(metrics.text(), media_type=None, headers={"content-type": CONTENT_TYPE})
+
+    return Starlette(routes=[Route("/metrics", page)])
+
+
+def plain(value: Any) -> Any:
+    """A policy as JSON can say it. Secrets stay secret."""
+    if isinstance(value, Secret):
+        return str(value)
+    if is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if hasattr(value, "items"):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    return value
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

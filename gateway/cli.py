@@ -1,0 +1,167 @@
+"""The command `headrace`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, NoReturn
+from urllib.parse import urlsplit
+
+import typer
+
+from policies import Policy, PolicyError, implicit, load
+from policies.address import listener
+from policies.problem import Wrong
+
+app = typer.Typer(
+    name="headrace",
+    help="Inference gateway and cascade router: a drop-in HTTP/gRPC proxy in front of model servers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+trace_app = typer.Typer(help="Traces that a running gateway recorded.", no_args_is_help=True)
+app.add_typer(trace_app, name="trace")
+
+_ADMIN = "http://127.0.0.1:8003"
+
+Listener = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Listen here instead; 'off' for not at all.")]
+
+
+@app.command()
+def serve(
+    policy_file: Annotated[Path | None, typer.Argument(metavar="[POLICY]", help="The policy, a YAML file.")] = None,
+    backend: Annotated[
+        str | None, typer.Option(metavar="URL", help="Without a policy: proxy every model of this server.")
+    ] = None,
+    backend_grpc: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Its gRPC address; guessed as the next port if not given.")
+    ] = None,
+    http: Listener = None,
+    grpc: Listener = None,
+    metrics: Listener = None,
+    admin: Listener = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_format: Annotated[str, typer.Option(help="json or text; default: text on a terminal.")] = "",
+    access_log: Annotated[bool | None, typer.Option(help="One line a request; overrides the policy.")] = None,
+) -> None:
+    """Serve a policy, or proxy one server."""
+    if log_level not in ("debug", "info", "warning", "error"):
+        _die(f"--log-level: expected debug, info, warning or error, got '{log_level}'")
+    if log_format not in ("", "json", "text"):
+        _die(f"--log-format: expected json or text, got '{log_format}'")
+    if (policy_file is None) == (backend is None):
+        _die("serve: expected either a policy file or --backend URL")
+    flags = {"http": http, "grpc": grpc, "metrics": metrics, "admin": admin}
+    tentative = False
+    try:
+        if backend is not None:
+            guess = None if backend_grpc else _next_port(backend)
+            tentative = guess is not None
+            policy = implicit(backend, backend_grpc or guess)
+        else:
+            assert policy_file is not None
+            policy = load(policy_file, os.environ)
+        policy = _listening(policy, flags)
+    except PolicyError as error:
+        _die(str(error))
+    if access_log is not None:
+        policy = replace(policy, telemetry=replace(policy.telemetry, access_log=access_log))
+    # Servers are imported by the command that serves, so that `check` answers at once.
+    from gateway.app import run
+    from gateway.log import configure
+
+    configure(log_level, "json" if log_format == "json" or (not log_format and not sys.stderr.isatty()) else "text")
+    try:
+        run(policy, tentative_grpc=tentative)
+    except OSError as error:
+        _die(f"{error.strerror or error}; see the flags --http, --grpc, --metrics, --admin")
+
+
+@app.command()
+def check(policy_file: Annotated[Path, typer.Argument(metavar="POLICY", help="The policy, a YAML file.")]) -> None:
+    """Check a policy without a server: exit code 0 where it is usable, 1 and every problem where not."""
+    try:
+        policy = load(policy_file, os.environ)
+    except PolicyError as error:
+        _die(str(error), code=1)
+    tiers = sum(len(route.tiers) for route in policy.routes.values())
+    typer.echo(
+        f"{policy_file}: good (version {policy.version}: {len(policy.routes)} routes, {tiers} tiers, "
+        f"{len(policy.backends)} backends{', proxy ' + policy.proxy if policy.proxy else ''})"
+    )
+
+
+@trace_app.command("last")
+def trace_last(
+    admin: Annotated[str, typer.Option(metavar="URL", help="The gateway's admin address.")] = _ADMIN,
+) -> None:
+    """Print the last recorded request as an indented tree with times."""
+    _show_trace(admin, "last")
+
+
+@trace_app.command("show")
+def trace_show(
+    trace_id: str, admin: Annotated[str, typer.Option(metavar="URL", help="The gateway's admin address.")] = _ADMIN
+) -> None:
+    """Print one trace by its id (see `traceparent`, the access log, or GET /traces)."""
+    _show_trace(admin, trace_id)
+
+
+def _show_trace(admin: str, trace_id: str) -> None:
+    import httpx
+    from rich.console import Console
+
+    from gateway.tools.trace_tree import tree
+
+    try:
+        response = httpx.get(f"{admin.rstrip('/')}/traces/{trace_id}", timeout=5.0)
+        document = response.json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        _die(f"no admin port answers at {admin}: {error}; see --admin", code=1)
+    if response.status_code != 200:
+        _die(f"{admin}: {document.get('error', response.status_code)}", code=1)
+    Console(soft_wrap=True).print(tree(document))
+
+
+def _next_port(url: str) -> str | None:
+    """Where gRPC is on a server whose HTTP is at `url`, by Triton's habit; None where the URL does not say."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return None
+    if parts.scheme != "http" or not parts.hostname or not port or port > 65534:
+        return None
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{host}:{port + 1}"
+
+
+def _listening(policy: Policy, flags: dict[str, str | None]) -> Policy:
+    listen = policy.listen
+    for name, text in flags.items():
+        if text is not None:
+            try:
+                host = "127.0.0.1" if name == "admin" else "0.0.0.0"  # noqa: S104 - as the policy's defaults
+                listen = replace(listen, **{name: listener(text, host)})
+            except Wrong as error:
+                _die(f"--{name}: {error.wrong or f'got {text[:60]!r}'}; expected host:port, a port, or off")
+    taken: dict[str, str] = {}
+    for name in flags:
+        address = getattr(listen, name)
+        if address is not None and address.port:
+            if str(address) in taken:
+                _die(f"--{name}: {address} is taken by --{taken[str(address)]}; give one of them another port")
+            taken[str(address)] = name
+    return replace(policy, listen=listen)
+
+
+def _die(message: str, code: int = 2) -> NoReturn:
+    typer.echo(message, err=True)
+    raise typer.Exit(code)
+
+
+def main() -> None:
+    app()

@@ -1,0 +1,164 @@
+"""The outermost and the innermost hop: what is seen of every request, and of every batch.
+
+`Observed` opens the request's span, measures it, counts it by its outcome and writes its access line; `MeasuredBatch`
+counts what is sent to a backend. The parts between them hold no span, meter or logger call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from opentelemetry.trace import Span
+
+from backends.errors import Failure
+from backends.request import Infer, Relay, Reply, Request, Service
+from gateway import respond, telemetry
+from gateway.metrics import Metrics
+from gateway.telemetry import Tracing
+
+_log = logging.getLogger("headrace.access")
+_LEFT = "499"  # nginx's status for a client that closed the request
+
+
+class Observed:
+    """`inner` as one protocol's edge calls it. `routes` holds the names that may become labels."""
+
+    def __init__(
+        self,
+        inner: Service,
+        *,
+        protocol: str,
+        routes: Mapping[str, Any],
+        proxy: bool,
+        policy: str,
+        tracing: Tracing,
+        metrics: Metrics,
+        access_log: bool,
+        now: Callable[[], float],
+    ) -> None:
+        self._inner = inner
+        self._protocol = protocol
+        self._routes = routes
+        self._other = "proxy" if proxy else "unknown"
+        self._policy = policy
+        self._tracing = tracing
+        self._metrics = metrics
+        self._access_log = access_log
+        self._now = now
+
+    async def __call__(self, request: Request, /) -> Reply:
+        began = self._now()
+        span = self._tracing.root(f"edge {self._protocol}", request)
+        if span is not None:
+            request = replace(request, span=span)
+            span.set_attribute("headrace.model", request.model[:128])
+            span.set_attribute("headrace.policy", self._policy)
+        try:
+            reply = replace(await self._inner(request), policy=self._policy)
+        except BaseException as error:
+            self._end(request, span, began, None, error)
+            raise
+        if isinstance(reply.body, Relay) and not isinstance(reply.body.body, bytes):
+            watched = self._watched(request, span, began, reply, reply.body.body)
+            return replace(reply, body=replace(reply.body, body=watched))
+        self._end(request, span, began, reply, None)
+        return reply
+
+    async def _watched(
+        self, request: Request, span: Span | None, began: float, reply: Reply, chunks: AsyncIterator[bytes]
+    ) -> AsyncIterator[bytes]:
+        """A stream whose outcome is recorded when it ends, however it ends."""
+        try:
+            async with aclosing(chunks):  # type: ignore[type-var]
+                async for chunk in chunks:
+                    yield chunk
+        except BaseException as error:
+            self._end(request, span, began, reply, asyncio.CancelledError() if _left(error) else error)
+            raise
+        self._end(request, span, began, reply, None)
+
+    def _end(
+        self, request: Request, span: Span | None, began: float, reply: Reply | None, error: BaseException | None
+    ) -> None:
+        seconds = self._now() - began
+        route = request.model if request.model in self._routes else self._other
+        status = self._status(reply, error)
+        self._metrics.request(route, self._protocol, status, seconds)
+        if reply is not None:
+            self._metrics.reply(route, reply)
+        if span is not None:
+            if reply is not None:
+                telemetry.describe(span, reply.trail)
+            if error is not None:
+                telemetry.failed(span, error)
+            span.set_attribute("headrace.status", status)
+            span.end()
+        if self._access_log:
+            _log.info("request", extra={"fields": self._line(request, span, status, seconds, reply, error)})
+
+    def _status(self, reply: Reply | None, error: BaseException | None) -> str:
+        if error is None:
+            status = reply.body.status if reply is not None and isinstance(reply.body, Relay) else 200
+            return str(status if self._protocol == "http" else 0)
+        if isinstance(error, asyncio.CancelledError):
+            return _LEFT if self._protocol == "http" else "1"
+        if not isinstance(error, Failure):
+            return "500" if self._protocol == "http" else "13"
+        return str(respond.http_status(error)[0] if self._protocol == "http" else respond.grpc_status(error)[0])
+
+    def _line(
+        self,
+        request: Request,
+        span: Span | None,
+        status: str,
+        seconds: float,
+        reply: Reply | None,
+        error: BaseException | None,
+    ) -> dict[str, Any]:
+        line: dict[str, Any] = {
+            "protocol": self._protocol,
+            "model": request.model[:128],
+            "status": status,
+            "ms": round(seconds * 1e3, 2),
+        }
+        if isinstance(request.content, Infer) and request.content.id:
+            line["id"] = request.content.id[:64]
+        if reply is not None:
+            line |= {k.removeprefix("headrace-"): v for k, v in respond.decision_headers(reply)}
+        if isinstance(error, Failure):
+            line["error"] = error.message[:200]
+        if span is not None:
+            line["trace"] = telemetry.trace_id(span)
+        return line
+
+
+def _left(error: BaseException) -> bool:
+    return isinstance(error, GeneratorExit | asyncio.CancelledError)
+
+
+class MeasuredBatch:
+    """An endpoint whose inference calls are counted under the name of their backend."""
+
+    def __init__(self, inner: Service, backend: str, metrics: Metrics, now: Callable[[], float]) -> None:
+        self._inner = inner
+        self._backend = backend
+        self._metrics = metrics
+        self._now = now
+
+    async def __call__(self, request: Request, /) -> Reply:
+        if not isinstance(request.content, Infer):
+            return await self._inner(request)
+        began = self._now()
+        try:
+            reply = await self._inner(request)
+        except Failure as failure:
+            self._metrics.batch_failed(self._backend, type(failure).__name__)
+            raise
+        rows = sum(origin.rows for origin in request.origins) or 1
+        self._metrics.batch(self._backend, rows, self._now() - began)
+        return reply

@@ -1,0 +1,101 @@
+"""Relayed calls of a route: the public name becomes the backend's on the way in, and back on the way out.
+
+A call that is not an inference (metadata, configuration, statistics, readiness, generate) goes to the route's last
+tier, whose interface is the route's. Names are the only thing that is touched, and only where they differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from backends.errors import BadReply
+from backends.kserve_grpc import rename, rename_reply
+from backends.request import HttpCall, Relay, Reply, Request, RpcCall, Service
+
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+# Metadata and configuration are small documents; what is larger is not one of them.
+_MAX_DOCUMENT_BYTES = 16 * 1024 * 1024
+
+
+class Renamed:
+    """`inner` under another name: `model` and `version` are the backend's ("" keeps the caller's)."""
+
+    def __init__(self, inner: Service, model: str, version: str) -> None:
+        self._inner = inner
+        self._model = model
+        self._version = version
+
+    async def __call__(self, request: Request, /) -> Reply:
+        public, model = request.model, self._model or request.model
+        if model == public and not self._version:
+            return await self._inner(request)
+        call = request.content
+        if isinstance(call, HttpCall):
+            target, tail = _target(call.target, model, self._version)
+            reply = await self._inner(replace(request, model=model, content=replace(call, target=target)))
+            if tail not in ("", "config", "infer", "generate"):
+                return reply
+            assert isinstance(reply.body, Relay)
+            return replace(
+                reply,
+                body=await _renamed(reply.body, "model_name" if tail in ("infer", "generate") else "name", public),
+            )
+        assert isinstance(call, RpcCall)
+        messages = _renamed_messages(call, model)
+        reply = await self._inner(replace(request, model=model, content=replace(call, messages=messages)))
+        assert isinstance(reply.body, Relay)
+        assert not isinstance(reply.body.body, bytes)
+        chunks = _renamed_chunks(call.method, reply.body.body, public)
+        return replace(reply, body=replace(reply.body, body=chunks))
+
+
+def _target(target: str, model: str, version: str) -> tuple[str, str]:
+    """The target with the backend's names, and what follows them (`config`, `generate_stream`, or nothing)."""
+    path, _, query = target.partition("?")
+    _, _, *rest = [segment for segment in path.split("/") if segment]
+    rest = rest[1:]
+    given = ""
+    if rest[:1] == ["versions"] and len(rest) > 1:
+        given, rest = rest[1], rest[2:]
+    wanted = quote(version, safe="") or given
+    segments = ["v2", "models", quote(model, safe=""), *(["versions", wanted] if wanted else []), *rest]
+    return "/" + "/".join(segments) + (f"?{query}" if query else ""), "/".join(rest)
+
+
+async def _renamed(relay: Relay, field: str, public: str) -> Relay:
+    """A JSON document under the public name; anything else passes as it is."""
+    if relay.status != 200 or isinstance(relay.body, bytes):
+        return relay
+    kind = next((v for k, v in relay.headers if k == b"content-type"), b"")
+    if not kind.startswith(b"application/json"):
+        return relay
+    body = bytearray()
+    async with aclosing(relay.body) as chunks:  # type: ignore[type-var]
+        async for chunk in chunks:
+            body += chunk
+            if len(body) > _MAX_DOCUMENT_BYTES:
+                raise BadReply(f"expected a document of at most {_MAX_DOCUMENT_BYTES} bytes")
+    try:
+        document: dict[str, Any] = dict(_fields.decode(body))
+    except (msgspec.MsgspecError, RecursionError):
+        return replace(relay, body=bytes(body))
+    if field in document:
+        document[field] = public
+    return replace(relay, body=msgspec.json.encode(document))
+
+
+async def _renamed_messages(call: RpcCall, model: str) -> AsyncIterator[bytes]:
+    async for message in call.messages:
+        yield rename(call.method, message, model)
+
+
+async def _renamed_chunks(method: str, chunks: AsyncIterator[bytes], public: str) -> AsyncIterator[bytes]:
+    async with aclosing(chunks):  # type: ignore[type-var]
+        async for chunk in chunks:
+            yield rename_reply(method, chunk, public)

@@ -1,0 +1,114 @@
+"""What a caller is told: statuses for every failure, and headers that say what was decided.
+
+One table maps the taxonomy of `backends.errors` to an HTTP status and a gRPC code. A backend's own status is kept on
+its own protocol and translated by gRPC's usual table on the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from backends.errors import (
+    BackendFailed,
+    BadReply,
+    BadRequest,
+    ConnectionLost,
+    Expired,
+    Failure,
+    NotFound,
+    Rejected,
+    TooLarge,
+    UnknownEncoding,
+    Unreachable,
+    Unsupported,
+    WrongMethod,
+)
+from backends.request import Reply
+
+Headers = tuple[tuple[str, str], ...]
+
+# failure: (HTTP status, gRPC code number)
+_STATUS: dict[type[Failure], tuple[int, int]] = {
+    BadRequest: (400, 3),  # INVALID_ARGUMENT
+    NotFound: (404, 5),  # NOT_FOUND
+    WrongMethod: (405, 12),  # UNIMPLEMENTED
+    TooLarge: (413, 8),  # RESOURCE_EXHAUSTED
+    UnknownEncoding: (415, 3),
+    Unsupported: (501, 12),
+    Rejected: (429, 8),
+    Unreachable: (503, 14),  # UNAVAILABLE
+    Expired: (504, 4),  # DEADLINE_EXCEEDED
+    ConnectionLost: (502, 14),
+    BadReply: (502, 13),  # INTERNAL
+}
+_INTERNAL = (500, 13)
+_GRPC_OF_HTTP = {400: 3, 401: 16, 403: 7, 404: 5, 409: 10, 413: 8, 429: 8, 501: 12, 503: 14, 504: 4}
+_HTTP_OF_GRPC = {
+    1: 499,
+    3: 400,
+    4: 504,
+    5: 404,
+    6: 409,
+    7: 403,
+    8: 429,
+    9: 400,
+    10: 409,
+    11: 400,
+    12: 501,
+    14: 503,
+    16: 401,
+}
+
+
+def http_status(failure: Failure) -> tuple[int, Headers]:
+    """The HTTP status of a failure and the headers that belong to it (Retry-After, Allow)."""
+    if isinstance(failure, BackendFailed):
+        return (_HTTP_OF_GRPC.get(failure.status, 500) if failure.grpc else failure.status), ()
+    status = _STATUS.get(type(failure), _INTERNAL)[0]
+    if isinstance(failure, WrongMethod):
+        return status, (("allow", failure.allow),)
+    return status, _retry_after(failure)
+
+
+def grpc_status(failure: Failure) -> tuple[int, str, Headers]:
+    """The gRPC code number of a failure, its message, and trailing metadata."""
+    if isinstance(failure, BackendFailed):
+        code = failure.status if failure.grpc else _GRPC_OF_HTTP.get(failure.status, 13)
+        return code, failure.message, ()
+    return _STATUS.get(type(failure), _INTERNAL)[1], failure.message, _retry_after(failure)
+
+
+def _retry_after(failure: Failure) -> Headers:
+    if isinstance(failure, Rejected | Unreachable):
+        return (("retry-after", str(max(1, math.ceil(failure.retry_after)))),)
+    return ()
+
+
+def decision_headers(reply: Reply) -> Headers:
+    """What was decided on the way, grouped: `headrace-tier: distilled=24,heavy=8`."""
+    headers = [("headrace-policy", reply.policy)] if reply.policy else []
+    trail = reply.trail
+    if not trail:
+        return tuple(headers)
+    tiers = tier_rows(reply)
+    if tiers:
+        headers.append(("headrace-tier", ",".join(f"{tier}={rows}" for tier, rows in tiers.items())))
+    hits = sum(len(hop.rows) for hop in trail if hop.cached)
+    if hits or reply.cacheable:
+        misses = sum(len(hop.rows) for hop in trail if not hop.cached)
+        headers.append(("headrace-cache", f"hit={hits},miss={misses}"))
+    batches = [hop.batch_rows for hop in trail if hop.batch_rows]
+    if batches:
+        headers.append(("headrace-batch", ",".join(map(str, batches))))
+        headers.append(("headrace-queue-ms", f"{sum(hop.queued for hop in trail) * 1e3:.1f}"))
+    return tuple(headers)
+
+
+def tier_rows(reply: Reply) -> Counter[str]:
+    """Rows that each tier answered; a call that could not be divided counts as one row of its tier."""
+    rows: Counter[str] = Counter()
+    for hop in reply.trail:
+        if hop.tier and (hop.rows or not hop.deferred):
+            rows[hop.tier] += len(hop.rows) or 1
+    return rows

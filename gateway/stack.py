@@ -1,0 +1,212 @@
+"""One request on one screen: `build` composes the parts into the service that the edges call.
+
+    Observed     span, metrics, access line
+    Admit        in-flight bound, already expired?, the request's own deadline
+    Switch       public model name -> route
+    Cascade      small model first; only rows that are not confident go on to the next tier
+      per tier:
+      Cached     per row: hits answered, misses go on
+      Dispatch   lanes by signature; slots; the batch
+      Endpoint   one replica and its clients
+
+Relayed calls (everything that is not an inference) take the plain path: Switch, Renamed, Balancer, Endpoint. A model
+without a cascade is a cascade of one tier: the general case with n = 1 is the only case.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from backends.endpoint import Endpoint
+from backends.errors import Expired, NotFound, Rejected, Unreachable
+from backends.request import Infer, Reply, Request, Service
+from cache.cached import Cached
+from cache.store import MemoryStore, Store
+from gateway.metrics import Metrics
+from gateway.observe import MeasuredBatch, Observed
+from gateway.relay import Renamed
+from gateway.telemetry import Traced, TracedBatch, TracedCall, Tracing
+from policies import Policy
+from policies.spec import Backend, Cache, Route
+from routing.balancer import Balancer
+from routing.cascade import Cascade, Rung
+from routing.dispatch import Dispatch
+from routing.dispatcher import Dispatcher
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What every part may be given: the clock and the observers."""
+
+    now: Callable[[], float]
+    tracing: Tracing
+    metrics: Metrics
+    connect: Callable[[Backend], tuple[Endpoint, ...]]
+
+
+@dataclass(slots=True)
+class Things:
+    """What is costly to make or to learn, found again by equal spec when a new policy is built."""
+
+    endpoints: dict[str, tuple[Backend, tuple[Endpoint, ...]]] = field(default_factory=dict)
+    dispatchers: dict[str, tuple[Backend, Dispatch]] = field(default_factory=dict)
+    stores: dict[Cache, Store] = field(default_factory=dict)
+    in_flight: InFlight = field(default_factory=lambda: InFlight())
+
+    async def close(self) -> None:
+        for _, endpoints in self.endpoints.values():
+            for endpoint in endpoints:
+                await endpoint.close()
+
+
+@dataclass(slots=True)
+class InFlight:
+    """Requests being answered by this process, whatever their policy."""
+
+    count: int = 0
+    draining: bool = False
+
+
+def build(policy: Policy, things: Things, tools: Tools) -> dict[str, Service]:
+    """The gateway that `policy` describes, as one service for each protocol (`http`, `grpc`)."""
+    switch = Switch(
+        {name: _route(route, policy, things, tools) for name, route in policy.routes.items()},
+        _plain(policy.backends[policy.proxy], things, tools) if policy.proxy else None,
+        _plain(_general(policy), things, tools) if policy.backends else None,
+    )
+    admitted = Admit(switch, policy, things.in_flight, tools.now)
+    return {
+        protocol: Observed(
+            admitted,
+            protocol=protocol,
+            routes=policy.routes,
+            proxy=policy.proxy is not None,
+            policy=policy.version,
+            tracing=tools.tracing,
+            metrics=tools.metrics,
+            access_log=policy.telemetry.access_log,
+            now=tools.now,
+        )
+        for protocol in ("http", "grpc")
+    }
+
+
+def _general(policy: Policy) -> Backend:
+    """Who answers calls that name no model: the proxy, else the first backend."""
+    return policy.backends[policy.proxy] if policy.proxy else next(iter(policy.backends.values()))
+
+
+def _route(route: Route, policy: Policy, things: Things, tools: Tools) -> tuple[Service, Service]:
+    """A route's two paths: inference, and calls that are relayed."""
+    tiers = []
+    for tier in route.tiers:
+        backend = policy.backends[tier.backend]
+        inner = _batched(backend, things, tools)
+        if route.cache is not None:
+            store = _store(route.cache, things, tools)
+            scope = (route.name, tier.name)
+            inner = Traced(Cached(inner, store, scope, route.cache.ttl), "cache", tools.tracing)
+        if len(route.tiers) > 1 or route.cache is not None:
+            inner = Traced(inner, f"tier {tier.name}", tools.tracing)
+        tiers.append(Rung(tier.name, inner, backend.model, backend.version, tier.accept))
+    last = policy.backends[route.tiers[-1].backend]
+    return (
+        Cascade(tiers, cacheable=route.cache is not None),
+        Renamed(_plain(last, things, tools), last.model, last.version),
+    )
+
+
+def _batched(backend: Backend, things: Things, tools: Tools) -> Service:
+    """A backend's inference path: its one dispatcher, or just a balancer where calls are never merged."""
+    endpoints = _endpoints(backend, things, tools)
+    services = tuple(_observed(endpoint, backend, tools) for endpoint in endpoints)
+    if backend.batch is None:
+        return Balancer(endpoints, services)
+    found = things.dispatchers.get(backend.name)
+    if found is not None and found[0] == backend:
+        dispatch = found[1]
+    else:
+        batches = tuple(TracedBatch(service, tools.tracing, {"headrace.backend": backend.name}) for service in services)
+        dispatch = Dispatch(Dispatcher(backend.batch, len(endpoints)), batches, tools.now)
+        things.dispatchers[backend.name] = (backend, dispatch)
+    return Traced(dispatch, "dispatch", tools.tracing, {"headrace.backend": backend.name})
+
+
+def _plain(backend: Backend, things: Things, tools: Tools) -> Service:
+    endpoints = _endpoints(backend, things, tools)
+    return Balancer(endpoints, [_observed(endpoint, backend, tools) for endpoint in endpoints])
+
+
+def _observed(endpoint: Endpoint, backend: Backend, tools: Tools) -> Service:
+    called = TracedCall(endpoint, "triton", tools.tracing, {"server.address": endpoint.name})
+    return MeasuredBatch(called, backend.name, tools.metrics, tools.now)
+
+
+def _endpoints(backend: Backend, things: Things, tools: Tools) -> tuple[Endpoint, ...]:
+    found = things.endpoints.get(backend.name)
+    if found is not None and found[0] == backend:
+        return found[1]
+    made = tools.connect(backend)
+    things.endpoints[backend.name] = (backend, made)
+    return made
+
+
+def _store(cache: Cache, things: Things, tools: Tools) -> Store:
+    if cache not in things.stores:
+        things.stores[cache] = MemoryStore(cache.entries, cache.bytes, tools.now)
+    return things.stores[cache]
+
+
+class Admit:
+    """The door: bounds what is in flight, and how long anything may take."""
+
+    def __init__(self, inner: Service, policy: Policy, in_flight: InFlight, now: Callable[[], float]) -> None:
+        self._inner = inner
+        self._limits = policy.limits
+        self._timeouts = {name: route.timeout for name, route in policy.routes.items() if route.timeout is not None}
+        self._in_flight = in_flight
+        self._now = now
+
+    async def __call__(self, request: Request, /) -> Reply:
+        now = self._now()
+        if request.deadline <= now:
+            raise Expired("edge")
+        if self._in_flight.draining:
+            raise Unreachable("the gateway is shutting down")
+        if self._in_flight.count >= self._limits.in_flight:
+            raise Rejected(f"too many requests in flight, limit {self._limits.in_flight}")
+        # How long a stream may last is its caller's affair; how long its first byte may take is the endpoint's.
+        timeout = math.inf if request.stream else self._timeouts.get(request.model, self._limits.timeout)
+        deadline = min(request.deadline, now + timeout)
+        self._in_flight.count += 1
+        try:
+            async with asyncio.timeout(deadline - now if deadline < math.inf else None):
+                return await self._inner(replace(request, deadline=deadline))
+        except TimeoutError:
+            raise Expired("backend", f"deadline exceeded after {(self._now() - now) * 1e3:.0f} ms") from None
+        finally:
+            self._in_flight.count -= 1
+
+
+class Switch:
+    """Finds who answers: the route of that name, else the proxy; `general` takes calls that name no model."""
+
+    def __init__(
+        self, routes: dict[str, tuple[Service, Service]], proxy: Service | None, general: Service | None
+    ) -> None:
+        self._routes = routes
+        self._proxy = proxy
+        self._general = general
+
+    async def __call__(self, request: Request, /) -> Reply:
+        route = self._routes.get(request.model)
+        if route is not None:
+            infer, plain = route
+            return await (infer if isinstance(request.content, Infer) else plain)(request)
+        service = self._proxy if request.model else self._general
+        if service is None:
+            raise NotFound(f"unknown model: '{request.model[:128]}' is no route of this gateway")
+        return await service(request)

@@ -1,0 +1,120 @@
+"""A whole gateway stack in one process, without sockets: policy text and fake servers in, an ASGI client out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import httpx
+import numpy as np
+
+from backends.endpoint import Endpoint
+from backends.errors import Failure
+from backends.request import Answer, HttpCall, Infer, Relay, Reply, Request, Tensors
+from backends.tensor import Tensor
+from gateway import respond
+from gateway.http import HttpEdge
+from gateway.metrics import Metrics
+from gateway.stack import Things, Tools, build
+from gateway.telemetry import Tracing
+from policies import parse
+
+Model = Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]
+
+
+class FakeServer:
+    """A model server with `models` by name; calls that are relayed are answered with what they were."""
+
+    def __init__(self, models: Mapping[str, Model]) -> None:
+        self.models = dict(models)
+        self.requests: list[Request] = []
+        self.failure: Failure | None = None
+        self.is_ready = True
+
+    async def __call__(self, request: Request, /) -> Reply:
+        self.requests.append(request)
+        if self.failure is not None:
+            raise self.failure
+        if isinstance(request.content, Infer):
+            outputs = self.models[request.model](request.infer.inputs.decoded)
+            return Reply(Answer(Tensors.of(outputs), request.model, "1"))
+        assert isinstance(request.content, HttpCall)
+        body = b'{"name":"%s","target":"%s"}' % (request.model.encode(), request.content.target.encode())
+        return Reply(Relay(200, ((b"content-type", b"application/json"),), _chunks(body)))
+
+    async def ready(self, deadline: float) -> bool:
+        return self.is_ready
+
+    async def close(self) -> None:
+        pass
+
+    def rows(self, model: str) -> list[int]:
+        """Rows of each call that `model` got."""
+        return [r.infer.inputs.heads[0].shape[0] for r in self.requests if r.model == model]
+
+
+async def _chunks(body: bytes) -> Any:
+    yield body
+
+
+def double(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Y = 2 X, FP32."""
+    values = np.frombuffer(inputs[0].data, "<f4") * np.float32(2)
+    return (Tensor("Y", "FP32", inputs[0].shape, values.astype("<f4").tobytes()),)
+
+
+def fp32(name: str, array: Any) -> Tensor:
+    block = np.asarray(array, "<f4")
+    return Tensor(name, "FP32", block.shape, block.tobytes())
+
+
+class Rig:
+    """`policy` before `server`: the services, the ASGI application, and what they observed."""
+
+    def __init__(self, policy: str, server: FakeServer) -> None:
+        self.policy = parse(policy, "policy.yaml", {})
+        self.server = server
+        self.tracing = Tracing(per_second=1e9, keep=64, now=time.monotonic)
+        self.metrics = Metrics()
+        self.things = Things()
+        self.refused: list[Failure] = []
+        self.defects: list[BaseException] = []
+        self.endpoints: list[Endpoint] = []
+        tools = Tools(time.monotonic, self.tracing, self.metrics, self._connect)
+        self.services = build(self.policy, self.things, tools)
+        self.app = HttpEdge(
+            self.services["http"],
+            now=time.monotonic,
+            max_body_bytes=lambda: self.policy.limits.body_bytes,
+            ready=lambda: server.is_ready,
+            decision_headers=respond.decision_headers,
+            refused=self.refused.append,
+            report=self.defects.append,
+        )
+
+    def client(self) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(self.app)  # type: ignore[arg-type]
+        return httpx.AsyncClient(transport=transport, base_url="http://gateway")
+
+    def metric(self, sample: str) -> float:
+        """The value of one sample, as the metrics page writes its name and labels; 0 where it is not there."""
+        for line in self.metrics.text().decode().splitlines():
+            name, _, value = line.rpartition(" ")
+            if name == sample:
+                return float(value)
+        return 0.0
+
+    def _connect(self, backend: Any) -> tuple[Endpoint, ...]:
+        endpoint = Endpoint(
+            str(backend.endpoints[0]),
+            http=self.server,
+            grpc=None,
+            prefer_grpc=False,
+            tentative=False,
+            timeout=backend.timeout,
+            headers=backend.headers,
+            now=time.monotonic,
+        )
+        self.endpoints.append(endpoint)
+        return (endpoint,)

@@ -1,0 +1,203 @@
+"""The HTTP edge: paths, methods, bodies as they come, errors in KServe's own form."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import zlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+
+from tests.support.gateway import FakeServer, Rig, double
+
+POLICY = """
+backends:
+  plain: {endpoints: [http://127.0.0.1:1], model: twice}
+routes:
+  twice: {backend: plain}
+  with/slash: {backend: plain}
+limits: {body_bytes: 64KiB}
+"""
+GOOD = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}
+JSON = msgspec.json.encode(GOOD)
+
+
+def ask(
+    method: str, path: str, content: bytes | AsyncIterator[bytes] = b"", **headers: str
+) -> tuple[Rig, httpx.Response]:
+    r = Rig(POLICY, FakeServer({"twice": double}))
+
+    async def run() -> httpx.Response:
+        async with r.client() as client:
+            named = {k.replace("_", "-"): v for k, v in headers.items()}
+            return await client.request(method, path, content=content, headers=named)
+
+    return r, asyncio.run(run())
+
+
+def refused(response: httpx.Response, status: int) -> str:
+    """The one line of an error, which must be nothing else."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    document = response.json()
+    assert list(document) == ["error"]
+    assert "\n" not in document["error"]
+    return str(document["error"])
+
+
+@pytest.mark.parametrize("path", ["/livez", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"])
+def test_health_is_answered_here_and_has_no_body(path: str) -> None:
+    r, response = ask("GET", path)
+    assert (response.status_code, response.content) == (200, b"")
+    assert r.server.requests == []
+
+
+def test_not_ready_is_503() -> None:
+    r = Rig(POLICY, FakeServer({}))
+    r.server.is_ready = False
+
+    async def run() -> httpx.Response:
+        async with r.client() as client:
+            return await client.get("/v2/health/ready")
+
+    assert asyncio.run(run()).status_code == 503
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("GET", "/v2/models/twice/infer", "POST"),
+        ("PUT", "/v2/models/twice/infer", "POST"),
+        ("POST", "/livez", "GET, HEAD"),
+    ],
+)
+def test_a_wrong_method_is_405_and_says_which_is_right(method: str, path: str, allow: str) -> None:
+    r, response = ask(method, path, JSON)
+    assert method in refused(response, 405)
+    assert response.headers["allow"] == allow
+    assert len(r.refused) == 1
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/models", "/invocations", "/v22"])
+def test_an_unknown_path_is_404(path: str) -> None:
+    assert "no such path" in refused(ask("GET", path)[1], 404)
+
+
+def test_a_percent_encoded_name_is_one_segment() -> None:
+    _, response = ask("POST", "/v2/models/with%2Fslash/infer", JSON)
+    assert response.json()["model_name"] == "with/slash"
+    assert "UTF-8" in refused(ask("POST", "/v2/models/%ff/infer", JSON)[1], 400)
+
+
+def test_json_in_json_out() -> None:
+    _, response = ask("POST", "/v2/models/twice/versions/7/infer", JSON)
+    assert response.headers["content-type"] == "application/json"
+    assert response.json()["outputs"] == [{"name": "Y", "datatype": "FP32", "shape": [2], "data": [2.0, 4.0]}]
+
+
+def test_binary_in_binary_out() -> None:
+    head = msgspec.json.encode(
+        {
+            "inputs": [{"name": "X", "datatype": "FP32", "shape": [2], "parameters": {"binary_data_size": 8}}],
+            "parameters": {"binary_data_output": True},
+        }
+    )
+    body = head + np.array([1, 2], "<f4").tobytes()
+    _, response = ask("POST", "/v2/models/twice/infer", body, inference_header_content_length=str(len(head)))
+    assert response.status_code == 200
+    length = int(response.headers["inference-header-content-length"])
+    assert response.headers["content-type"] == "application/octet-stream"
+    assert np.frombuffer(response.content[length:], "<f4").tolist() == [2.0, 4.0]
+
+
+@pytest.mark.parametrize("encode", [gzip.compress, zlib.compress, lambda b: zlib.compress(b)[2:-4]])
+def test_compressed_bodies(encode: Any) -> None:
+    encoding = "gzip" if encode is gzip.compress else "deflate"
+    _, response = ask("POST", "/v2/models/twice/infer", encode(JSON), content_encoding=encoding)
+    assert response.status_code == 200
+
+
+def test_compression_that_lies_or_explodes_or_is_unknown() -> None:
+    path = "/v2/models/twice/infer"
+    assert "at most 65536" in refused(ask("POST", path, gzip.compress(b" " * 10**6), content_encoding="gzip")[1], 413)
+    assert "cut short" in refused(ask("POST", path, gzip.compress(JSON)[:-9], content_encoding="gzip")[1], 400)
+    refused(ask("POST", path, JSON, content_encoding="gzip")[1], 400)
+    assert "'br'" in refused(ask("POST", path, JSON, content_encoding="br")[1], 415)
+
+
+def test_a_body_above_the_limit_is_413_before_it_is_read_and_while_it_comes() -> None:
+    path = "/v2/models/twice/infer"
+    assert "at most 65536 bytes, got 65537" in refused(ask("POST", path, b" " * 65537)[1], 413)
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield b" " * 1000
+
+    assert "at most 65536" in refused(ask("POST", path, chunks())[1], 413)
+
+
+def test_many_tiny_chunks_are_one_body() -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for byte in JSON:
+            yield bytes([byte])
+
+    assert ask("POST", "/v2/models/twice/infer", chunks())[1].status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "JSON"),
+        (b"[]", "object"),
+        (b'{"inputs":[]}', "at least one input"),
+        (b'{"inputs":' + b"[" * 1000 + b"]" * 1000 + b"}", "nested more than 64"),
+        (b'{"inputs":[{"name":"X","datatype":"FP32","shape":[-1],"data":[1]}]}', "negative"),
+        (b'{"inputs":[{"name":"X","datatype":"FP33","shape":[1],"data":[1]}]}', "FP33"),
+        (b'{"inputs":[{"name":"X","datatype":"FP32","shape":[99999999,99999999],"data":[1]}]}', "absurdly large"),
+        (b'{"inputs":[{"name":"X","datatype":"FP32","shape":[1]}]}', "'data'"),
+        (b'{"inputs":[{"name":"X","datatype":"FP32","shape":[1],"data":["a"]}]}', "FP32"),
+        (b'{"inputs":[{"name":"X","datatype":"FP32","shape":[3],"data":[1]}]}', "12 bytes, got 4"),
+        (b'{"inputs":[{"name":"X","datatype":"BYTES","shape":[1],"data":["\xff"]}]}', ""),
+    ],
+)
+def test_malformed_bodies_are_400_with_one_line(body: bytes, words: str) -> None:
+    r, response = ask("POST", "/v2/models/twice/infer", body)
+    assert words in refused(response, 400)
+    assert r.defects == []
+
+
+@pytest.mark.parametrize("length", ["-1", "abc", "9" * 20, "9" * 5000, "200"])
+def test_a_header_length_that_lies_is_400(length: str) -> None:
+    _, response = ask("POST", "/v2/models/twice/infer", JSON, inference_header_content_length=length)
+    assert "Inference-Header-Content-Length" in refused(response, 400)
+
+
+def test_hop_by_hop_headers_and_our_own_do_not_reach_the_backend() -> None:
+    r, _ = ask(
+        "GET",
+        "/v2/models/twice/config",
+        connection="keep-alive, x-private",
+        x_private="1",
+        x_public="2",
+        transfer_encoding="chunked",
+        te="trailers",
+    )
+    (request,) = r.server.requests
+    names = {name for name, _ in request.content.headers}  # type: ignore[union-attr]
+    assert b"x-public" in names
+    assert not names & {b"connection", b"x-private", b"te", b"transfer-encoding", b"host"}
+    r, _ = ask("POST", "/v2/models/twice/infer", JSON, headrace_timeout_ms="500", x_public="2")
+    assert r.server.requests[0].headers["x-public"] == "2"
+    assert not [name for name in r.server.requests[0].headers if name.startswith("headrace-")]
+
+
+def test_a_raw_body_is_relayed_as_it_is() -> None:
+    r, response = ask("POST", "/v2/models/twice/infer", b"\x00\x01", inference_header_content_length="0")
+    assert response.status_code == 200
+    call = r.server.requests[0].content
+    assert call.body == b"\x00\x01"  # type: ignore[union-attr]

@@ -1,0 +1,258 @@
+"""The whole stack over HTTP without sockets: what a caller sees of batching, cascading, caching and failing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from backends.errors import BackendFailed, BadReply, ConnectionLost, Rejected, Unreachable
+from backends.tensor import Tensor
+from tests.support.gateway import FakeServer, Rig, double, fp32
+
+POLICY = """
+backends:
+  small: {endpoints: [http://127.0.0.1:1], model: small, batch: {max_rows: 8, slots: 1}}
+  large: {endpoints: [http://127.0.0.1:1], model: large, batch: {max_rows: 8, slots: 1}}
+  plain: {endpoints: [http://127.0.0.1:1], model: twice}
+  any: {endpoints: [http://127.0.0.1:1]}
+routes:
+  sure:
+    tiers:
+      - {backend: small, accept: {output: P, values: probabilities, score: max_probability, threshold: 0.8}}
+      - {backend: large}
+  twice: {backend: plain}
+  cached: {backend: plain, cache: {ttl: 1h}}
+  batched: {backend: small}
+"""
+PROXY = POLICY + "proxy: any\n"
+
+
+def small(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Sure of what is above a half: P = [x, 1 - x], and who answered."""
+    x = np.frombuffer(inputs[0].data, "<f4").reshape(-1, 1)
+    return (fp32("P", np.concatenate([x, 1 - x], 1)), fp32("WHO", np.zeros((len(x), 1))))
+
+
+def large(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    x = np.frombuffer(inputs[0].data, "<f4").reshape(-1, 1)
+    return (fp32("P", np.concatenate([x, 1 - x], 1)), fp32("WHO", np.ones((len(x), 1))))
+
+
+def rig(policy: str = POLICY) -> Rig:
+    return Rig(policy, FakeServer({"small": small, "large": large, "twice": double, "other": double}))
+
+
+def body(values: list[float], **fields: Any) -> dict[str, Any]:
+    return {"inputs": [{"name": "X", "datatype": "FP32", "shape": [len(values), 1], "data": values}], **fields}
+
+
+async def post(client: httpx.AsyncClient, model: str, document: Any, **kwargs: Any) -> httpx.Response:
+    return await client.post(f"/v2/models/{model}/infer", json=document, **kwargs)
+
+
+def output(response: httpx.Response, name: str) -> list[float]:
+    assert response.status_code == 200, response.text
+    return next(o["data"] for o in response.json()["outputs"] if o["name"] == name)
+
+
+def test_only_rows_that_are_not_sure_go_on_and_answers_keep_their_order() -> None:
+    async def run() -> None:
+        r = rig()
+        async with r.client() as client:
+            response = await post(client, "sure", body([0.9, 0.5, 0.95, 0.6], id="q1"))
+        assert output(response, "WHO") == [0.0, 1.0, 0.0, 1.0]
+        assert response.json()["model_name"] == "sure"
+        assert response.json()["id"] == "q1"
+        assert response.headers["headrace-tier"] == "small=2,large=2"
+        assert response.headers["headrace-policy"] == r.policy.version
+        assert r.server.rows("large") == [2]
+        assert r.metric('headrace_rows_total{route="sure",tier="large"}') == 2
+        assert r.metric('headrace_deferred_rows_total{route="sure",tier="small"}') == 2
+
+    asyncio.run(run())
+
+
+def test_callers_of_one_turn_share_a_batch() -> None:
+    async def run() -> None:
+        r = rig()
+        async with r.client() as client:
+            responses = await asyncio.gather(*(post(client, "batched", body([0.1 * i])) for i in range(1, 9)))
+        assert [output(x, "P")[0] for x in responses] == pytest.approx([0.1 * i for i in range(1, 9)])
+        assert sum(r.server.rows("small")) == 8
+        assert len(r.server.requests) < 8
+        assert r.metric('headrace_batch_rows_sum{backend="small"}') == 8
+
+    asyncio.run(run())
+
+
+def test_known_rows_come_from_the_cache_and_only_the_others_are_asked_for() -> None:
+    async def run() -> None:
+        r = rig()
+        async with r.client() as client:
+            first = await post(client, "cached", body([1.0, 2.0]))
+            second = await post(client, "cached", body([3.0, 2.0, 3.0, 1.0]))
+        assert output(first, "Y") == [2.0, 4.0]
+        assert output(second, "Y") == [6.0, 4.0, 6.0, 2.0]
+        assert first.headers["headrace-cache"] == "hit=0,miss=2"
+        assert second.headers["headrace-cache"] == "hit=2,miss=2"
+        assert r.server.rows("twice") == [2, 1]
+        assert r.metric('headrace_cache_rows_total{result="hit",route="cached"}') == 2
+
+    asyncio.run(run())
+
+
+def test_a_model_of_no_route_is_not_found_and_is_the_proxys_where_there_is_one() -> None:
+    async def run() -> None:
+        async with rig().client() as client:
+            response = await post(client, "other", body([1.0]))
+            assert response.status_code == 404
+            assert response.json() == {"error": "unknown model: 'other' is no route of this gateway"}
+        r = rig(PROXY)
+        async with r.client() as client:
+            assert output(await post(client, "other", body([1.0])), "Y") == [2.0]
+        assert r.metric('headrace_requests_total{protocol="http",route="proxy",status="200"}') == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"),
+    [
+        (Unreachable("down"), 503),
+        (Rejected("queue full", 3.2), 429),
+        (ConnectionLost("gone"), 502),
+        (BadReply("nonsense"), 502),
+        (BackendFailed("model says no", 400), 400),
+        (BackendFailed("model broke", 500), 500),
+        (BackendFailed("bad argument", 3, grpc=True), 400),
+    ],
+)
+def test_failures_keep_their_meaning(failure: Any, status: int) -> None:
+    async def run() -> None:
+        r = rig()
+        r.server.failure = failure
+        async with r.client() as client:
+            response = await post(client, "twice", body([1.0]))
+        assert response.status_code == status
+        assert response.json() == {"error": failure.message}
+        assert ("retry-after" in response.headers) == (status in (429, 503))
+        assert r.metric(f'headrace_requests_total{{protocol="http",route="twice",status="{status}"}}') == 1
+        assert r.defects == []
+
+    asyncio.run(run())
+
+
+def test_a_defect_is_reported_and_tells_the_caller_nothing() -> None:
+    async def run() -> None:
+        r = rig()
+        r.server.models["twice"] = lambda inputs: 1 / 0  # type: ignore[assignment,return-value]
+        async with r.client() as client:
+            response = await post(client, "twice", body([1.0]))
+        assert (response.status_code, response.json()) == (500, {"error": "internal error in the gateway"})
+        assert [type(error) for error in r.defects] == [ZeroDivisionError]
+
+    asyncio.run(run())
+
+
+def test_an_expired_deadline_is_504_and_nothing_is_sent() -> None:
+    async def run() -> None:
+        r = rig()
+
+        async def slow(request: Any, /) -> Any:
+            await asyncio.sleep(5)
+
+        async with r.client() as client:
+            r.server.__class__ = type("Slow", (FakeServer,), {"__call__": lambda self, request: slow(request)})
+            response = await post(client, "batched", body([1.0]), headers={"headrace-timeout-ms": "30"})
+            assert response.status_code == 504
+            assert "deadline exceeded" in response.json()["error"]
+            wrong = await post(client, "batched", body([1.0]), headers={"headrace-timeout-ms": "soon"})
+            assert wrong.status_code == 400
+        dispatch = r.things.dispatchers["small"][1]
+        for _ in range(5):  # the cancelled batch ends, then gives its slot back
+            await asyncio.sleep(0)
+        assert (dispatch.dispatcher.running, dispatch.dispatcher.waiting_rows) == (0, 0)
+
+    asyncio.run(run())
+
+
+def test_in_flight_requests_are_bounded() -> None:
+    async def run() -> None:
+        r = rig(POLICY + "limits: {in_flight: 1}\n")
+        async with r.client() as client:
+            responses = await asyncio.gather(*(post(client, "batched", body([1.0])) for _ in range(3)))
+        assert sorted(x.status_code for x in responses) == [200, 429, 429]
+        assert r.things.in_flight.count == 0
+
+    asyncio.run(run())
+
+
+def test_a_draining_gateway_refuses() -> None:
+    async def run() -> None:
+        r = rig()
+        r.things.in_flight.draining = True
+        async with r.client() as client:
+            response = await post(client, "twice", body([1.0]))
+        assert response.status_code == 503
+        assert response.headers["retry-after"] == "1"
+
+    asyncio.run(run())
+
+
+def test_relayed_calls_of_a_route_are_for_its_last_tier_under_the_public_name() -> None:
+    async def run() -> None:
+        r = rig()
+        async with r.client() as client:
+            metadata = await client.get("/v2/models/sure")
+            config = await client.get("/v2/models/sure/versions/3/config?x=1")
+            stats = await client.get("/v2/models/sure/stats")
+            general = await client.get("/v2/repository/index")
+        assert metadata.json() == {"name": "sure", "target": "/v2/models/large"}
+        assert config.json() == {"name": "sure", "target": "/v2/models/large/versions/3/config?x=1"}
+        assert stats.json()["target"] == "/v2/models/large/stats"
+        assert general.json() == {"name": "", "target": "/v2/repository/index"}
+
+    asyncio.run(run())
+
+
+def test_a_trace_shows_every_hop_and_a_shared_batch_shows_in_both_traces() -> None:
+    async def run() -> None:
+        r = rig()
+        ids = ["1" * 32, "2" * 32]
+        async with r.client() as client:
+            await asyncio.gather(
+                *(
+                    post(client, "sure", body([0.5]), headers={"traceparent": f"00-{i}-00f067aa0ba902b7-01"})
+                    for i in ids
+                )
+            )
+        assert len(r.server.requests) == 2
+        assert all("traceparent" in request.headers for request in r.server.requests)
+        for trace_id in ids:
+            spans = r.tracing.recent.trace(trace_id)
+            names = [span["name"] for span in spans]
+            assert names.count("batch") == 2
+            assert {"edge http", "tier small", "tier large", "dispatch", "triton small", "triton large"} <= set(names)
+            known = {span["span_id"] for span in spans}
+            roots = [span for span in spans if span["parent_id"] not in known]
+            assert [span["name"] for span in roots] == ["edge http"]
+
+    asyncio.run(run())
+
+
+def test_unsampled_requests_are_not_recorded_beyond_the_allowance() -> None:
+    async def run() -> None:
+        r = rig()
+        r.tracing.per_second = 0.0
+        async with r.client() as client:
+            await post(client, "twice", body([1.0]))
+            assert r.tracing.recent.ids() == []
+            trace_id = "3" * 32
+            await post(client, "twice", body([1.0]), headers={"traceparent": f"00-{trace_id}-00f067aa0ba902b7-01"})
+        assert r.tracing.recent.ids() == [trace_id]
+
+    asyncio.run(run())
