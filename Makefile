@@ -1,0 +1,35 @@
+# The two commands of the README, and the steps that they are made of.
+#
+#   make demo          everything set up and started, the main job done, then it stays up (ONCE=1: it exits)
+#   make test          everything that CI runs
+#
+# ARGS are passed on: make demo ARGS="--http 127.0.0.1:9000"
+
+SHELL := /bin/sh
+VENV := build/venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint unit integration clean
+
+demo: $(VENV)/.installed
+	$(BIN)/python -m deploy.demo $(if $(ONCE),--once) $(ARGS)
+
+test: lint unit integration
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: $(VENV)/.installed
+	$(BIN)/python -m pytest tests/unit tests/property tests/contract tests/sim
+
+integration: $(VENV)/.installed
+	$(BIN)/python -m pytest tests/integration tests/e2e
+
+$(VENV)/.installed: pyproject.toml deploy/environment.sh
+	sh deploy/environment.sh $(VENV)
+
+clean:
+	rm -rf build

@@ -1,0 +1,1 @@
+"""What it takes to run Headrace somewhere: the demo, containers, dashboards."""

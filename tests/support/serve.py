@@ -1,0 +1,81 @@
+"""The installed command `headrace serve` on real ports, as a process of its own."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+HEADRACE = str(Path(sys.executable).parent / "headrace")
+LISTENERS = ("http", "grpc", "metrics", "admin")
+
+
+@dataclass
+class Served:
+    """A running gateway; addresses are `host:port`."""
+
+    process: subprocess.Popen[bytes]
+    http: str
+    grpc: str
+    metrics: str
+    admin: str
+    log: Path
+
+    def logged(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def counters(self) -> dict[str, float]:
+        """The metrics page, by sample name with labels."""
+        lines = httpx.get(f"http://{self.metrics}/metrics", timeout=10).text.splitlines()
+        return {k: float(v) for k, _, v in (line.rpartition(" ") for line in lines if not line.startswith("#"))}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def served(folder: Path, *arguments: str, wait: Sequence[int] = (200,)) -> Iterator[Served]:
+    """`headrace serve ARGUMENTS` on free ports, once /readyz answers with one of `wait`; ended with the block."""
+    ports = {name: f"127.0.0.1:{free_port()}" for name in LISTENERS}
+    log = folder / "headrace.log"
+    flags = [part for name, address in ports.items() for part in (f"--{name}", address)]
+    with log.open("wb") as sink:
+        process = subprocess.Popen([HEADRACE, "serve", *arguments, *flags], stdout=sink, stderr=sink)
+    gateway = Served(process, log=log, **ports)
+    try:
+        _wait(gateway, wait)
+        yield gateway
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError(f"headrace did not end within 30 s of SIGTERM:\n{gateway.logged()[-3000:]}") from None
+
+
+def _wait(gateway: Served, statuses: Sequence[int]) -> None:
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        if gateway.process.poll() is not None:
+            raise AssertionError(f"headrace ended with {gateway.process.returncode}:\n{gateway.logged()[-3000:]}")
+        try:
+            if httpx.get(f"http://{gateway.http}/readyz", timeout=2).status_code in statuses:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.05)
+    raise AssertionError(f"/readyz was never one of {list(statuses)}:\n{gateway.logged()[-3000:]}")
