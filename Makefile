@@ -23,7 +23,7 @@ lint: $(VENV)/.installed
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.installed
-	$(BIN)/python -m pytest tests/unit tests/property tests/contract tests/sim
+	$(BIN)/python -m pytest tests/unit tests/property tests/contract
 
 integration: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/integration tests/e2e
