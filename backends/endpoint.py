@@ -8,27 +8,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Protocol
 
 from backends import rows
-from backends.errors import Expired, Unsupported
-from backends.request import Hop, HttpCall, Infer, Reply, Request, RpcCall, Service
+from backends.errors import BadRequest, Expired, TooSlow, Unsupported
+from backends.request import Hop, HttpCall, Infer, Relay, Reply, Request, RpcCall, Service, replace
+from backends.stream import Watched
 from policies.spec import Secret
+
+# Triton drops a request whose head is above 8 KiB without a word; the request line and our own headers come on top.
+MAX_HEADER_BYTES = 7000
 
 
 class Client(Protocol):
     """A client of one server, as a service that can be asked for readiness and closed."""
 
     async def __call__(self, request: Request, /) -> Reply: ...
-    async def ready(self, deadline: float) -> bool: ...
+    async def ready(self, deadline: float, headers: Mapping[str, str]) -> bool: ...
     async def close(self) -> None: ...
 
 
 class Endpoint:
     """A replica named `name` as a service.
 
-    `timeout` bounds each call, or a stream's first byte, in seconds. `headers` go with every call (credentials).
+    `timeout` bounds each call, and the wait for each chunk of a stream, in seconds. `headers` go with every call
+    (credentials).
     """
 
     def __init__(
@@ -67,26 +71,41 @@ class Endpoint:
         client = self._client(request)
         if self._headers:
             request = replace(request, headers={**request.headers, **self._headers})
+        _check_size(request)
+        own = now + self._timeout
         self.in_flight += 1
+        streams = False
         try:
-            if not request.stream:
-                reply = await client(replace(request, deadline=min(request.deadline, now + self._timeout)))
-            else:
+            if request.stream:
                 async with asyncio.timeout(self._timeout):
                     reply = await client(request)
+            else:
+                reply = await client(replace(request, deadline=own) if own < request.deadline else request)
+            if isinstance(reply.body, Relay) and not isinstance(reply.body.body, bytes):
+                chunks = Watched(reply.body.body, self._left, self._timeout if request.stream else None)
+                reply = replace(reply, body=replace(reply.body, body=chunks))
+                streams = True
             return replace(reply, trail=(Hop("", _rows(request), endpoint=self.name),))
+        except Expired:
+            if own < request.deadline:
+                raise TooSlow(f"'{self.name}' did not answer within {self._timeout:g} s") from None
+            raise
         except TimeoutError:
-            raise Expired("backend", f"'{self.name}' sent nothing for {self._timeout:g} s") from None
+            raise TooSlow(f"'{self.name}' sent nothing for {self._timeout:g} s") from None
         finally:
-            self.in_flight -= 1
+            if not streams:
+                self.in_flight -= 1
+
+    def _left(self, error: BaseException | None) -> None:
+        self.in_flight -= 1
 
     async def probe(self, seconds: float) -> bool:
         """Asks whether the replica is ready, for at most `seconds`, and remembers the answer."""
-        if self._tentative and self._grpc is not None and await self._grpc.ready(self._now() + seconds):
-            self._tentative = False
+        if self._tentative and self._grpc is not None:
+            self._tentative = not await self._grpc.ready(self._now() + seconds, self._headers)
         client = self._grpc if self.protocol == "grpc" or self._http is None else self._http
         assert client is not None
-        self.ready = await client.ready(self._now() + seconds)
+        self.ready = await client.ready(self._now() + seconds, self._headers)
         return self.ready
 
     async def close(self) -> None:
@@ -106,6 +125,17 @@ class Endpoint:
         client = self._grpc if self.protocol == "grpc" else self._http
         assert client is not None
         return client
+
+
+def _check_size(request: Request) -> None:
+    """BadRequest for headers that the backend would drop the connection for."""
+    size = sum(len(name) + len(value) for name, value in request.headers.items())
+    if isinstance(request.content, HttpCall):
+        size += sum(len(name) + len(value) for name, value in request.content.headers)
+    elif isinstance(request.content, RpcCall):
+        size += sum(len(name) + len(value) for name, value in request.content.metadata)
+    if size > MAX_HEADER_BYTES:
+        raise BadRequest(f"request headers: expected at most {MAX_HEADER_BYTES} bytes for the backend, got {size}")
 
 
 def _rows(request: Request) -> tuple[int, ...]:

@@ -73,6 +73,14 @@ class Expired(Failure):
         self.where = where
 
 
+class TooSlow(Failure):
+    """A backend took longer than the policy gives it, while the caller would still have waited."""
+
+
+class SlowCaller(Failure):
+    """The caller took longer to send its request than the gateway waits."""
+
+
 class BackendFailed(Failure):
     """The backend answered with an error of its own.
 

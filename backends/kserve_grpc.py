@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError
 
 from backends.errors import BadReply, BadRequest, Failure, Unsupported
-from backends.kserve_json import ENCODING_PARAMETERS
+from backends.parameters import check_parameters, passed_on
 from backends.proto import kserve_pb2 as pb
 from backends.proto import wire
 from backends.request import Answer, Head, Infer, Parameters, Tensors, Wanted, Wire
@@ -53,14 +53,17 @@ def read_request(data: bytes) -> tuple[str, str, Infer]:
     if len({head.name for head in heads}) < len(heads):
         raise BadRequest("ModelInferRequest: two inputs have the same name")
     outputs = tuple(Wanted(o.name, _parameters(o.parameters, BadRequest)) for o in message.outputs)
+    call_parameters = _parameters(message.parameters, BadRequest)
+    check_parameters(call_parameters)
     for name, parameters in [(h.name, h.parameters) for h in heads] + [(o.name, o.parameters) for o in outputs]:
+        check_parameters(parameters)
         if "shared_memory_region" in parameters:
             raise Unsupported(f"{shown(name)}: shared memory does not reach through the gateway, send the data")
     _compare("raw_input_contents", heads, message.inputs, raw, BadRequest)
     infer = Infer(
         inputs=Tensors(heads, Wire("grpc", data), lambda: _decode(heads, message.inputs, raw, BadRequest)),
         outputs=outputs,
-        parameters=_parameters(message.parameters, BadRequest),
+        parameters=call_parameters,
         id=message.id,
     )
     return message.model_name, message.model_version, infer
@@ -139,10 +142,12 @@ def named(method: str, message: bytes) -> tuple[str, str]:
         raise BadRequest(f"{method}: expected its protobuf message: {error}"[:300]) from None
 
 
-def rename(method: str, message: bytes, model: str) -> bytes:
-    """A relayed request's message, for `model`; as it came where its method names none."""
-    field = _NAMED.get(method.rpartition("/")[2])
-    return message + wire.text(field[0], model) if field else message
+def rename(method: str, message: bytes, model: str, version: str) -> bytes:
+    """A relayed request's message, for `model` and, if not empty, `version`; as it came where its method names none."""
+    fields = _NAMED.get(method.rpartition("/")[2])
+    if fields is None:
+        return message
+    return message + wire.text(fields[0], model) + (wire.text(fields[1], version) if version and fields[1] else b"")
 
 
 def rename_reply(method: str, message: bytes, model: str) -> bytes:
@@ -251,6 +256,11 @@ def _compare(
         if raw:
             if given:
                 raise fault(f"{shown(head.name)}: expected either {field} or typed contents, got both")
+            if head.datatype == "BYTES" and len(raw[i]) < 4 * math.prod(head.shape):
+                raise fault(
+                    f"{shown(head.name)}: shape {shown(list(head.shape))} asks for more BYTES elements than "
+                    f"{len(raw[i])} bytes can hold"
+                )
             if head.datatype != "BYTES":
                 check(Tensor(head.name, head.datatype, head.shape, raw[i]), fault)
             continue
@@ -271,7 +281,7 @@ def _decode(
     decoded = []
     for i, head in enumerate(heads):
         data = raw[i] if raw else _pack(head.datatype, tensors[i].contents)
-        parameters = _passed_on(head.parameters) or None
+        parameters = passed_on(head.parameters) or None
         decoded.append(check(Tensor(head.name, head.datatype, head.shape, data, parameters), fault))
     return tuple(decoded)
 
@@ -302,13 +312,9 @@ def _pack(datatype: str, contents: pb.InferTensorContents) -> Bytes:
 # Writing
 
 
-def _passed_on(parameters: Parameters) -> dict[str, Any]:
-    return {name: value for name, value in parameters.items() if name not in ENCODING_PARAMETERS}
-
-
 def _put(entries: Mapping[str, pb.InferParameter], parameters: Parameters, fault: type[Failure]) -> None:
     """Puts KServe parameters into a message's map, without those that describe HTTP's encoding."""
-    for name, value in _passed_on(parameters).items():
+    for name, value in passed_on(parameters).items():
         try:
             entry = entries[name]
             if isinstance(value, bool):

@@ -5,30 +5,26 @@ backend what would harm it (absurd nesting, negative or overflowing shapes, leng
 occur twice). Tensor data stays as raw JSON or raw bytes until `Tensors.decoded` is asked for. What is written is binary
 towards backends, and whatever the caller asked for towards callers.
 
-Deliberately as Triton does: data may be flat or nested, integers out of range wrap, NaN and Infinity pass in JSON both
-ways, FP32 is printed as the double it is, output data is flat. FP16 and BF16 have no JSON form.
+What is deliberately as Triton has it stands in `json_data`.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from array import array
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
-from itertools import chain
+from collections.abc import Sequence
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
 from backends.errors import BadReply, BadRequest, Failure, Unsupported
+from backends.json_data import from_json, to_json
 from backends.json_text import MAX_NESTING, loads_unique, require_unique_keys, too_deep
-from backends.request import Answer, Head, Infer, Parameters, Tensors, Wanted, Wire
-from backends.tensor import ITEM_BYTES, Bytes, Tensor, check, check_shape, join_elements, shown, split_elements
+from backends.parameters import check_parameters, passed_on
+from backends.request import Answer, Head, Infer, Tensors, Wanted, Wire
+from backends.tensor import ITEM_BYTES, Bytes, Tensor, check, check_shape, shown
 
 _Value = bool | int | float | str
-# Parameters that say how a body is encoded; they are never passed on to a backend as if they were the caller's.
-ENCODING_PARAMETERS = frozenset({"binary_data", "binary_data_size", "binary_data_output"})
 
 
 class _Tensor(msgspec.Struct):
@@ -86,8 +82,18 @@ def read_request(data: bytes, header_length: int | None) -> Infer:
                 f"input {shown(head.name)}: shared memory does not reach through the gateway, send the data"
             )
     parts = _locate(doc.inputs, given, data, header_length, "input", BadRequest)
+    check_parameters(doc.parameters)
+    for tensor in doc.inputs:
+        check_parameters(tensor.parameters)
+    for output in doc.outputs:
+        check_parameters(output.parameters)
+        if "shared_memory_region" in output.parameters:
+            raise Unsupported(f"output {shown(output.name)}: shared memory does not reach through the gateway")
+    inputs = Tensors(heads, Wire("http", data, header_length), lambda: _decode(heads, doc.inputs, parts, BadRequest))
+    if given is not None:
+        inputs.decoded  # noqa: B018 - its data is in Python's lists already, and nothing has compared it with its shape
     return Infer(
-        inputs=Tensors(heads, Wire("http", data, header_length), lambda: _decode(heads, doc.inputs, parts, BadRequest)),
+        inputs=inputs,
         outputs=tuple(Wanted(o.name, o.parameters) for o in doc.outputs),
         parameters=doc.parameters,
         id=doc.id,
@@ -125,17 +131,17 @@ def write_request(infer: Infer) -> tuple[int | None, list[Bytes]]:
                 "name": t.name,
                 "datatype": t.datatype,
                 "shape": t.shape,
-                "parameters": {**_passed_on(t.parameters or {}), "binary_data_size": len(t.data)},
+                "parameters": {**passed_on(t.parameters or {}), "binary_data_size": len(t.data)},
             }
             for t in infer.inputs.decoded
         ],
-        "parameters": {**_passed_on(infer.parameters), "binary_data_output": True},
+        "parameters": {**passed_on(infer.parameters), "binary_data_output": True},
     }
     if infer.id:
         document["id"] = infer.id
     if infer.outputs:
         document["outputs"] = [
-            {"name": o.name, "parameters": {**_passed_on(o.parameters), "binary_data": True}} for o in infer.outputs
+            {"name": o.name, "parameters": {**passed_on(o.parameters), "binary_data": True}} for o in infer.outputs
         ]
     head = _encoder.encode(document)
     return len(head), [head, *(t.data for t in infer.inputs.decoded)]
@@ -164,7 +170,7 @@ def write_reply(answer: Answer, asked: Infer, model: str) -> tuple[int | None, l
         else:
             if tensor.parameters:
                 output["parameters"] = tensor.parameters
-            output["data"] = _to_json(tensor)
+            output["data"] = to_json(tensor)
         outputs.append(output)
     document["outputs"] = outputs
     head = _encoder.encode(document)
@@ -173,10 +179,6 @@ def write_reply(answer: Answer, asked: Infer, model: str) -> tuple[int | None, l
 
 def error_body(message: str) -> bytes:
     return _encoder.encode({"error": message})
-
-
-def _passed_on(parameters: Parameters) -> dict[str, Any]:
-    return {k: v for k, v in parameters.items() if k not in ENCODING_PARAMETERS}
 
 
 def _renamed(wire: Wire, model: str, request_id: str) -> tuple[int | None, list[Bytes]]:
@@ -259,6 +261,7 @@ def _locate(
         if size is None:
             if inline is None or inline is msgspec.UNSET:
                 raise fault(f"{named}: expected 'data' or a 'binary_data_size' parameter, got neither")
+            _large_enough(named, tensor, inline, fault)
             parts.append(inline)
             continue
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
@@ -266,6 +269,8 @@ def _locate(
         if size > (left := len(data) - at):
             raise fault(f"{named}: binary_data_size is {shown(size)}, but only {left} bytes are left")
         item = ITEM_BYTES.get(tensor.datatype)
+        if item is None and size < 4 * math.prod(tensor.shape):
+            raise fault(f"{named}: shape {shown(tensor.shape)} asks for more BYTES elements than {size} bytes can hold")
         if item is not None and size != (want := item * math.prod(tensor.shape)):
             raise fault(f"{named}: {tensor.datatype} of shape {shown(tensor.shape)} is {want} bytes, got {size}")
         parts.append(view[at : at + size])
@@ -275,125 +280,20 @@ def _locate(
     return parts
 
 
+def _large_enough(named: str, tensor: _Tensor, inline: Any, fault: type[Failure]) -> None:
+    """`fault` where data is too short for its shape, however it is written: Triton would make room for all of it."""
+    elements = math.prod(tensor.shape)
+    # An element is a character and a comma at the least; the brackets make up for the comma that the last one lacks.
+    if isinstance(inline, msgspec.Raw) and len(memoryview(inline)) < 2 * elements:
+        raise fault(f"{named}: shape {shown(tensor.shape)} asks for {elements} elements, 'data' is too short for them")
+
+
 def _decode(
     heads: Sequence[Head], tensors: Sequence[_Tensor], parts: Sequence[Any], fault: type[Failure]
 ) -> tuple[Tensor, ...]:
     decoded = []
     for head, tensor, part in zip(heads, tensors, parts, strict=True):
-        data = part if isinstance(part, memoryview) else _from_json(head, part, fault)
-        parameters = _passed_on(tensor.parameters) or None
+        data = part if isinstance(part, memoryview) else from_json(head, part, fault)
+        parameters = passed_on(tensor.parameters) or None
         decoded.append(check(Tensor(head.name, head.datatype, head.shape, data, parameters), fault))
     return tuple(decoded)
-
-
-# array typecodes of the machine's own sizes, which on every platform that we run on are these widths, little-endian.
-_TYPECODES = {
-    "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q", "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q",
-    "FP32": "f", "FP64": "d",
-}  # fmt: skip
-
-
-def _from_json(head: Head, part: Any, fault: type[Failure]) -> bytes:
-    if head.datatype in ("FP16", "BF16"):
-        raise fault(f"{shown(head.name)}: {head.datatype} has no JSON form, send it as binary data")
-    item = _item_type(head.datatype)
-    try:
-        values = _typed(head, part, item) if isinstance(part, msgspec.Raw) else None
-        return _pack(head.datatype, values if values is not None else _loosely(part, item))
-    except (msgspec.MsgspecError, ValueError) as error:
-        what = f"{shown(head.name)}: data does not fit {head.datatype} {shown(list(head.shape))}"
-        raise fault(f"{what}: {str(error)[:150]}") from None
-
-
-def _typed(head: Head, raw: msgspec.Raw, item: type) -> list[Any] | None:
-    """The values of data that is flat, or nested as its shape says; None where it is neither."""
-    text = bytes(raw)
-    depth = max(len(head.shape), 1) if text[1:64].lstrip()[:1] == b"[" else 1
-    try:
-        values: Iterable[Any] = _list_decoder(item, depth).decode(text)
-    except msgspec.ValidationError:
-        return None
-    for _ in range(depth - 1):
-        values = chain.from_iterable(values)
-    return list(values)
-
-
-def _loosely(part: Any, item: type) -> list[Any]:
-    """The values of data nested in any way: they count, and only the shape says what they are."""
-    leaves: list[Any] = []
-    _collect(msgspec.json.decode(part) if isinstance(part, msgspec.Raw) else part, leaves)
-    return msgspec.convert(leaves, list[item])  # type: ignore[valid-type]
-
-
-def _collect(part: Any, leaves: list[Any]) -> None:
-    if not isinstance(part, list):
-        raise ValueError(f"expected an array, got {shown(part)}")
-    if list not in set(map(type, part)):
-        leaves += part
-        return
-    for value in part:
-        if isinstance(value, list):
-            _collect(value, leaves)
-        else:
-            leaves.append(value)
-
-
-def _item_type(datatype: str) -> type:
-    if datatype == "BYTES":
-        return str
-    if datatype == "BOOL":
-        return bool
-    return float if datatype in ("FP32", "FP64") else int
-
-
-@lru_cache(maxsize=256)
-def _list_decoder(item: type, depth: int) -> msgspec.json.Decoder[Any]:
-    kind: Any = item
-    for _ in range(depth):
-        kind = list[kind]
-    return msgspec.json.Decoder(kind)
-
-
-def _pack(datatype: str, flat: list[Any]) -> bytes:
-    if datatype == "BYTES":
-        return join_elements([text.encode() for text in flat])
-    if datatype == "BOOL":
-        return bytes(flat)
-    code = _TYPECODES[datatype]
-    try:
-        return array(code, flat).tobytes()
-    except OverflowError:
-        bits = 8 * ITEM_BYTES[datatype]
-        wrapped = [value & ((1 << bits) - 1) for value in flat]
-        return array(code.upper(), wrapped).tobytes()
-
-
-# Writing
-
-
-def _to_json(tensor: Tensor) -> Any:
-    if tensor.datatype == "BYTES":
-        return _texts(split_elements(tensor.data))
-    if tensor.datatype == "BOOL":
-        return [byte != 0 for byte in bytes(tensor.data)]
-    code = _TYPECODES.get(tensor.datatype)
-    if code is None:
-        raise BadRequest(
-            f"output {shown(tensor.name)}: {tensor.datatype} has no JSON form, ask for it with 'binary_data'"
-        )
-    values = array(code)
-    values.frombytes(tensor.data)
-    flat = values.tolist()
-    if code in "fd" and not math.isfinite(sum(flat)):
-        # msgspec would write null for what is not finite; Triton writes NaN and Infinity.
-        return msgspec.Raw(json.dumps(flat).encode())
-    return flat
-
-
-def _texts(elements: list[bytes]) -> Any:
-    try:
-        return [element.decode() for element in elements]
-    except UnicodeDecodeError:
-        # Bytes that are not UTF-8 stand in the JSON as they are, which is what Triton does.
-        texts = [element.decode(errors="surrogateescape") for element in elements]
-        return msgspec.Raw(json.dumps(texts, ensure_ascii=False).encode(errors="surrogateescape"))

@@ -7,32 +7,40 @@ A `Request` is frozen and independent of the wire. Its content is an `Infer` (an
 whose tensors are decoded only when somebody asks) or a call that is relayed as it is (`HttpCall`, `RpcCall`). A merged
 batch is itself a `Request` with several origins. A `Reply` carries a trail: what happened on the way, hop by hop, from
 which headers, metrics and spans are rendered at the edge.
+
+The values are msgspec structs: made and copied several times per request, in a fifth of a dataclass's time. `replace`
+copies one with other fields.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
+import msgspec
+from msgspec.structs import replace
+
 from backends.tensor import Tensor
+
+__all__ = [
+    "Answer", "Head", "Hop", "HttpCall", "Infer", "Origin", "Parameters", "Relay", "Reply", "Request", "RpcCall",
+    "Service", "Tensors", "Trail", "Wanted", "Wire", "content", "replace",
+]  # fmt: skip
 
 Parameters = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(msgspec.Struct, frozen=True):
     """What a body says of one tensor before its data is looked at."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]
-    parameters: Parameters = field(default_factory=dict)
+    parameters: Parameters = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Wire:
+class Wire(msgspec.Struct, frozen=True):
     """The bytes that a body came as, so that an untouched one can be forwarded as it is.
 
     `header_length` is HTTP's Inference-Header-Content-Length: the bytes of JSON before binary tensors begin, or None
@@ -74,26 +82,23 @@ class Tensors:
         return self._tensors
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(msgspec.Struct, frozen=True):
     """One requested output, with its parameters (`classification`, `binary_data`, ...)."""
 
     name: str
-    parameters: Parameters = field(default_factory=dict)
+    parameters: Parameters = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Infer:
+class Infer(msgspec.Struct, frozen=True):
     """One inference call. No `outputs` means all of them."""
 
     inputs: Tensors
     outputs: tuple[Wanted, ...] = ()
-    parameters: Parameters = field(default_factory=dict)
+    parameters: Parameters = msgspec.field(default_factory=dict)
     id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class HttpCall:
+class HttpCall(msgspec.Struct, frozen=True):
     """An HTTP call that is relayed as it is. `target` is path and query; `headers` are lower case, end to end only."""
 
     method: str
@@ -102,8 +107,7 @@ class HttpCall:
     body: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class RpcCall:
+class RpcCall(msgspec.Struct, frozen=True):
     """A gRPC call relayed as bytes. `method` is `/package.Service/Method`; `messages` are the caller's."""
 
     method: str
@@ -111,16 +115,14 @@ class RpcCall:
     metadata: tuple[tuple[str, str | bytes], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True):
     """One caller that a request serves: the span that waits for it (opaque here), and how many rows are its own."""
 
     span: Any = None
     rows: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One call, on its way.
 
     `deadline` is in seconds on the injected clock. `headers` are those that the backend is meant to see. `span` is the
@@ -131,10 +133,7 @@ class Request:
     content: Infer | HttpCall | RpcCall
     version: str = ""
     deadline: float = math.inf
-    tenant: str = ""
-    unit: str = ""
-    headers: Parameters = field(default_factory=dict)
-    priority: int = 0
+    headers: Parameters = msgspec.field(default_factory=dict)
     stream: bool = False
     span: Any = None
     origins: tuple[Origin, ...] = ()
@@ -145,8 +144,7 @@ class Request:
         return self.content
 
 
-@dataclass(frozen=True, slots=True)
-class Hop:
+class Hop(msgspec.Struct, frozen=True):
     """What one tier did for a request. `rows` are the caller's row indices that got their answer here.
 
     `deferred` counts the rows that the tier was asked for and did not accept. `queued` and `service` are seconds;
@@ -167,19 +165,17 @@ class Hop:
 Trail = tuple[Hop, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """One inference answer. `model` and `version` are as the backend named them until the edge renders it."""
 
     outputs: Tensors
     model: str = ""
     version: str = ""
-    parameters: Parameters = field(default_factory=dict)
+    parameters: Parameters = msgspec.field(default_factory=dict)
     id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Relay:
+class Relay(msgspec.Struct, frozen=True):
     """A backend's reply to a relayed call: `body` whole, or chunk by chunk as it comes.
 
     `status` is HTTP's. A gRPC relay has status 200; a failing one raises BackendFailed from the call or the iterator.
@@ -190,8 +186,7 @@ class Relay:
     body: bytes | AsyncIterator[bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """An answer and how it came about: the `policy` version it was made under, and whether a cache was asked."""
 
     body: Answer | Relay

@@ -6,29 +6,30 @@ not have the rows that were sent is a BadReply, never a guess. Shapes are `[rows
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from backends.errors import BadReply
-from backends.kserve_json import ENCODING_PARAMETERS
+from backends.parameters import STATEFUL, merged, significant
 from backends.request import Answer, Infer, Tensors
 from backends.tensor import Tensor, row_offsets, shown
 
-# What the gateway itself acts upon: two callers may differ in these and still share a batch.
-_GATEWAY_PARAMETERS = ENCODING_PARAMETERS | {"timeout", "priority"}
-# What ties a call to its connection or its predecessors: such a call is never merged with another.
-_STATEFUL_PARAMETERS = frozenset({"sequence_id", "sequence_start", "sequence_end"})
+# Beyond, a call is not divided: per-row work of any kind would hold up everybody else.
+MAX_ROWS = 1 << 16
 
 
 def count(infer: Infer) -> int | None:
-    """Rows of a call: the size of axis 0, where all inputs agree on one; else None, and the call cannot be divided."""
+    """Rows of a call: the size of axis 0, where all inputs agree on one of at most MAX_ROWS.
+
+    Else None, and the call cannot be divided; nor can one that belongs to a sequence.
+    """
     heads = infer.inputs.heads
     if not heads or not heads[0].shape:
         return None
     rows = heads[0].shape[0]
-    if any(not head.shape or head.shape[0] != rows for head in heads):
+    if rows > MAX_ROWS or any(not head.shape or head.shape[0] != rows for head in heads):
         return None
-    return None if _STATEFUL_PARAMETERS & infer.parameters.keys() else rows
+    return None if STATEFUL & infer.parameters.keys() else rows
 
 
 def signature(infer: Infer) -> Hashable:
@@ -38,13 +39,6 @@ def signature(infer: Infer) -> Hashable:
         significant(infer.parameters),
         tuple(sorted((o.name, significant(o.parameters)) for o in infer.outputs)),
     )
-
-
-def significant(parameters: Mapping[str, Any]) -> tuple[tuple[str, str, Any], ...]:
-    """The parameters that can change an answer, with their types (True and 1 are different parameters)."""
-    if not parameters:
-        return ()
-    return tuple(sorted((k, type(v).__name__, v) for k, v in parameters.items() if k not in _GATEWAY_PARAMETERS))
 
 
 def take(infer: Infer, rows: Sequence[int]) -> Infer:
@@ -69,11 +63,10 @@ def merge(infers: Sequence[Infer]) -> Infer:
     if len(infers) == 1:
         return first
     by_name = [{tensor.name: tensor for tensor in infer.inputs.decoded} for infer in infers]
-    merged = tuple(
+    joined = tuple(
         _join([tensors[tensor.name] for tensors in by_name], tensor.parameters) for tensor in first.inputs.decoded
     )
-    parameters = {k: v for k, v in first.parameters.items() if k not in _GATEWAY_PARAMETERS}
-    return Infer(inputs=Tensors.of(merged), outputs=first.outputs, parameters=parameters)
+    return Infer(inputs=Tensors.of(joined), outputs=first.outputs, parameters=merged(first.parameters))
 
 
 def verify(answer: Answer, rows: int) -> Answer:

@@ -6,9 +6,10 @@ numpy. BYTES elements are a 4-byte little-endian length and that many bytes each
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from typing import Any
+
+import msgspec
 
 from backends.errors import BadRequest, Failure
 
@@ -26,8 +27,7 @@ MAX_ELEMENTS = 1 << 40
 Bytes = bytes | bytearray | memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(msgspec.Struct, frozen=True):
     """One named input or output.
 
     `shape` has non-negative sizes; `data` holds exactly the bytes that `datatype` and `shape` ask for (`check`

@@ -23,14 +23,23 @@ import asyncio
 import contextlib
 import math
 import re
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextvars import Context
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from backends.errors import BackendFailed, ConnectionLost, Expired, Failure, Rejected, Unreachable, Unsupported
+from backends.errors import (
+    BackendFailed,
+    BadReply,
+    ConnectionLost,
+    Expired,
+    Failure,
+    Rejected,
+    Unreachable,
+    Unsupported,
+)
 from backends.kserve_grpc import metadata, read_reply, write_request
 from backends.proto import kserve_pb2 as pb
 from backends.request import Infer, Relay, Reply, Request, RpcCall
@@ -45,6 +54,8 @@ _LOST = re.compile(
 )
 # Triton refuses with UNAVAILABLE what its queue policy does not let in, and what it let wait for too long.
 _BUSY = re.compile(r"exceeds maximum queue size|request timeout expired", re.IGNORECASE)
+# Our own side's words for a reply beyond `max_message_bytes`; the backend did what it was asked.
+_OVERSIZE = re.compile(r"received message larger than max", re.IGNORECASE)
 # Longer messages than this are a model's stack trace; a header block that holds them may be refused by the caller.
 _MAX_MESSAGE = 1000
 
@@ -80,11 +91,13 @@ class TritonGrpc:
             return Reply(await self._relay(content, request))
         raise Unsupported(f"backend {self._address}: an HTTP call cannot be relayed over gRPC")
 
-    async def ready(self, deadline: float) -> bool:
+    async def ready(self, deadline: float, headers: Mapping[str, str]) -> bool:
         """Whether the server says that it is ready, by `deadline`; false where it cannot be asked."""
         try:
             await self._connected(deadline)
-            reply = await self._unary(self._channel.unary_unary(f"{_SERVICE}/ServerReady"), b"", deadline, ())
+            reply = await self._unary(
+                self._channel.unary_unary(f"{_SERVICE}/ServerReady"), b"", deadline, headers.items()
+            )
             return pb.ServerReadyResponse.FromString(reply).ready
         except (Failure, DecodeError):
             return False
@@ -165,6 +178,8 @@ class TritonGrpc:
         where = f"backend {self._address}: {text}"
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return Expired("backend")
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _OVERSIZE.search(text):
+            return BadReply(f"{where}; expected a reply of at most {self._max_message_bytes} bytes")
         if code is grpc.StatusCode.UNAVAILABLE:
             if _BUSY.search(text):
                 return Rejected(where)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 import msgspec
@@ -16,6 +16,8 @@ from backends.tensor import Bytes
 # Set here from the body that is really sent, or private to the caller's own connection.
 _OURS = frozenset({"content-type", "content-length", "inference-header-content-length", "accept-encoding", "host"})
 
+# Longer messages than this are a model's stack trace.
+_MAX_MESSAGE = 1000
 # How servers say that a queue of theirs is full: busy, not down.
 _QUEUE_FULL = ("exceeds maximum queue size", "queue is full", "queue full")
 
@@ -33,10 +35,10 @@ class TritonHttp:
             return await self._relay(request, request.content)
         raise BadReply("a gRPC call cannot be relayed over HTTP")
 
-    async def ready(self, deadline: float) -> bool:
+    async def ready(self, deadline: float, headers: Mapping[str, str]) -> bool:
         """Whether the server says that it is ready; False where it says anything else or nothing."""
         try:
-            response = await self._client.request("GET", "/v2/health/ready", (), deadline=deadline)
+            response = await self._client.request("GET", "/v2/health/ready", _encoded(headers), deadline=deadline)
         except Failure:
             return False
         return response.status == 200
@@ -49,7 +51,7 @@ class TritonHttp:
         if request.version:
             target += f"/versions/{quote(request.version, safe='')}"
         header_length, parts = write_request(infer)
-        headers = _encoded(request)
+        headers = _encoded(request.headers)
         if header_length is None:
             headers.append((b"content-type", b"application/json"))
         else:
@@ -58,20 +60,26 @@ class TritonHttp:
         body: bytes | Sequence[Bytes] = parts[0] if len(parts) == 1 and isinstance(parts[0], bytes) else parts
         response = await self._client.request("POST", target + "/infer", headers, body, deadline=request.deadline)
         if response.status != 200:
+            if response.status >= 500:
+                # Triton answers 500 to data that does not fit its shape. A body that went unread is read now: what
+                # raises BadRequest here was the caller's fault.
+                infer.inputs.decoded  # noqa: B018
+            if response.status < 400:
+                raise BadReply(f"backend answered an inference with status {response.status}")
             raise _failure(response)
         answer = read_reply(response.body, _header_length(response))
         return Reply(answer)
 
     async def _relay(self, request: Request, call: HttpCall) -> Reply:
-        headers = _encoded(request)
+        headers = _encoded(request.headers)
         named = {name for name, _ in headers}
         headers += [(name, value) for name, value in call.headers if name not in named]
         stream = await self._client.stream(call.method, call.target, headers, call.body, deadline=request.deadline)
         return Reply(Relay(stream.status, stream.headers, stream))
 
 
-def _encoded(request: Request) -> list[tuple[bytes, bytes]]:
-    return [(k.encode(), str(v).encode("latin-1", "replace")) for k, v in request.headers.items() if k not in _OURS]
+def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(k.encode(), str(v).encode("latin-1", "replace")) for k, v in headers.items() if k not in _OURS]
 
 
 def _header_length(response: HttpResponse) -> int | None:
@@ -90,7 +98,7 @@ def _failure(response: HttpResponse) -> Failure:
         message = str(body["error"]) if isinstance(body, dict) and "error" in body else ""
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         message = ""
-    message = message or f"backend answered {response.status}"
+    message = " ".join(message.split())[:_MAX_MESSAGE] or f"backend answered {response.status}"
     if response.status in (429, 503) and any(words in message.lower() for words in _QUEUE_FULL):
         return Rejected(message)
     return BackendFailed(message, response.status, body=response.body)

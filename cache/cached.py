@@ -9,13 +9,12 @@ no longer fit what the model answers now (it was changed in place), the whole ca
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
 
 from backends import rows as rowwise
 from backends.errors import BadReply
-from backends.request import Answer, Hop, Reply, Request, Service, Tensors, content
+from backends.request import Answer, Hop, Reply, Request, Service, Tensors, content, replace
 from backends.tensor import Tensor, check
 from cache.key import Key, keys
 from cache.store import Store
@@ -66,8 +65,15 @@ class Cached:
             asked, copies = _distinct(names, found)
             sub = request if len(asked) == count else content(request, rowwise.take(request.infer, asked))
             reply = await self._inner(sub)
-            answer = rowwise.verify(reply.answer, len(asked))
-            await self._store.put_many(_values(answer, [names[row] for row in asked]), self._ttl)
+            try:
+                answer = rowwise.verify(reply.answer, len(asked))
+                values = _values(answer, [names[row] for row in asked])
+            except BadReply:
+                if len(asked) == count:
+                    # It cannot be kept row by row; that is no reason not to pass it on.
+                    return reply
+                raise
+            await self._store.put_many(values, self._ttl)
             if len(asked) == count:
                 return reply
             fresh = rowwise.take_answer(answer, [position for position, _ in copies])

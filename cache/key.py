@@ -11,8 +11,8 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import TypeAlias
 
+from backends.parameters import significant
 from backends.request import Infer
-from backends.rows import significant
 from backends.tensor import row_offsets
 
 _FORMAT = b"headrace-row-1"

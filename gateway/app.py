@@ -28,6 +28,7 @@ from backends.triton_grpc import TritonGrpc
 from backends.triton_http import TritonHttp
 from gateway import respond
 from gateway.admin import admin, metrics_page
+from gateway.body import Bodies
 from gateway.grpc import GrpcEdge
 from gateway.http import HttpEdge
 from gateway.metrics import Metrics
@@ -42,6 +43,10 @@ from policies.spec import Endpoint as EndpointSpec
 _log = logging.getLogger("headrace")
 # Kubernetes kills 30 s after SIGTERM; what is in flight has a deadline of that order too.
 DRAIN_SECONDS = 25
+# For what is still open then: the last bytes of answers, idle streams.
+_CLOSE_SECONDS = 2
+# The largest answer that is taken from a backend; beyond, something is wrong with it.
+MAX_REPLY_BYTES = 256 * 1024 * 1024
 
 
 class Gateway:
@@ -61,12 +66,13 @@ class Gateway:
         self._services = build(policy, self._things, tools)
         self._probing = Probing(self._endpoints, self.metrics)
         self._servers: list[HttpServer] = []
+        self._open = False
         self._grpc: GrpcEdge | None = None
         self.addresses: dict[str, Address] = {}
 
     def ready(self) -> bool:
-        """Whether a request has a chance: not draining, and some endpoint says that it is ready."""
-        return not self._things.in_flight.draining and any(endpoint.ready for _, endpoint in self._endpoints())
+        """Whether a request has a chance: every port is open, not draining, and some endpoint says that it is ready."""
+        return self._open and any(endpoint.ready for _, endpoint in self._endpoints())
 
     def backends(self) -> dict[str, Any]:
         """What is known of each backend, for people."""
@@ -92,7 +98,7 @@ class Gateway:
         edge = HttpEdge(
             self._service("http"),
             now=self._now,
-            max_body_bytes=lambda: self.policy.limits.body_bytes,
+            bodies=Bodies(lambda: self.policy.limits, self._things.in_flight),
             ready=self.ready,
             decision_headers=self._decision_headers,
             refused=partial(self._refused, "http"),
@@ -105,7 +111,7 @@ class Gateway:
         )
         for name, address, application in applications:
             if address is not None:
-                server = HttpServer(application, address, DRAIN_SECONDS)
+                server = HttpServer(application, address, _CLOSE_SECONDS)
                 await _started(name, server.start())
                 self._servers.append(server)
                 self.addresses[name] = replace(address, port=server.port)
@@ -122,17 +128,23 @@ class Gateway:
             )
             port = await _started("grpc", self._grpc.start([str(listen.grpc)]))
             self.addresses["grpc"] = replace(listen.grpc, port=port)
+        self._open = True
         _log.info(
             "headrace is up",
             extra={"fields": {"policy": self.policy.version, **{k: str(v) for k, v in self.addresses.items()}}},
         )
 
     async def close(self) -> None:
-        """Not ready at once; in-flight answered; then everything closed."""
-        self._things.in_flight.draining = True
+        """Not ready at once; new requests refused, and those in flight answered; then everything closed."""
+        in_flight = self._things.in_flight
+        self._open, in_flight.draining = False, True
+        until = self._now() + DRAIN_SECONDS
+        while in_flight.count + in_flight.reading and self._now() < until:  # noqa: ASYNC110
+            # The ports stay open meanwhile, so that whoever asks is told, and not just turned away.
+            await asyncio.sleep(0.02)  # once in a process's life, so that no request has to signal its end
         closing = [server.close() for server in self._servers]
         if self._grpc is not None:
-            closing.append(self._grpc.stop(DRAIN_SECONDS))
+            closing.append(self._grpc.stop(_CLOSE_SECONDS))
         await asyncio.gather(*closing)
         await self._probing.close()
         await self._things.close()
@@ -150,7 +162,7 @@ class Gateway:
     def _refused(self, protocol: str, failure: Failure) -> None:
         """Counts and logs what an edge refused by itself, before there was a request to observe."""
         status = respond.http_status(failure)[0] if protocol == "http" else respond.grpc_status(failure)[0]
-        self.metrics.request("none", protocol, str(status), 0.0)
+        self.metrics.refused(protocol, str(status))
         if self.policy.telemetry.access_log:
             fields = {"protocol": protocol, "status": str(status), "error": failure.message[:200]}
             logging.getLogger("headrace.access").info("refused", extra={"fields": fields})
@@ -168,17 +180,20 @@ class Gateway:
         return tuple(self._endpoint(backend, spec) for spec in backend.endpoints)
 
     def _endpoint(self, backend: Backend, spec: EndpointSpec) -> Endpoint:
-        limit = self.policy.limits.body_bytes
         http = grpc = None
         if spec.http is not None:
             url = urlsplit(spec.http)
             client = HttpClient(
-                url.hostname or "", url.port or 80, now=self._now, connect_timeout=backend.connect_timeout
+                url.hostname or "",
+                url.port or 80,
+                now=self._now,
+                connect_timeout=backend.connect_timeout,
+                max_response_bytes=MAX_REPLY_BYTES,
             )
             http = TritonHttp(client)
         if spec.grpc is not None:
             grpc = TritonGrpc(
-                spec.grpc, now=self._now, connect_timeout=backend.connect_timeout, max_message_bytes=limit
+                spec.grpc, now=self._now, connect_timeout=backend.connect_timeout, max_message_bytes=MAX_REPLY_BYTES
             )
         return Endpoint(
             str(spec),

@@ -123,7 +123,9 @@ def _show_trace(admin: str, trace_id: str) -> None:
         _die(f"no admin port answers at {admin}: {error}; see --admin", code=1)
     if response.status_code != 200:
         _die(f"{admin}: {document.get('error', response.status_code)}", code=1)
-    Console(soft_wrap=True).print(tree(document))
+    # Wider than a narrow terminal: a line that wraps says more than one that is cut.
+    console = Console()
+    Console(width=max(console.width, 200)).print(tree(document))
 
 
 def _next_port(url: str) -> str | None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -22,18 +21,20 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
-from backends.errors import BadRequest, Failure, NotFound
+from backends.errors import BadRequest, Failure, NotFound, SlowCaller
 from backends.kserve_grpc import metadata, named, names_model, read_request, write_reply
 from backends.proto import kserve_pb2 as pb
 from backends.request import Infer, Parameters, Relay, Reply, Request, RpcCall, Service
+from gateway.deadline import seconds
 
 _INFERENCE = "inference.GRPCInferenceService"
 _STREAM = f"/{_INFERENCE}/ModelStreamInfer"
 # Watch has no event to wait for; a second is soon enough for whoever balances by health.
 _WATCH_S = 1.0
+# An open stream that says nothing belongs to nobody, and is held for nothing.
+_FIRST_MESSAGE_S = 30.0
 # Status and trailing metadata share a header block that clients take up to 8 KiB of, and text may grow threefold.
 _MAX_LINE = 1024
-_MILLISECONDS = re.compile(r"\d{1,12}(\.\d{1,6})?", re.ASCII)
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode if code.value[0]}
 
 _T = TypeVar("_T")
@@ -145,7 +146,11 @@ class GrpcEdge:
         model = version = ""
         with self._arriving():
             if names_model(method):
-                first = await anext(messages, None)
+                try:
+                    async with asyncio.timeout(_FIRST_MESSAGE_S):
+                        first = await anext(messages, None)
+                except TimeoutError:
+                    raise SlowCaller(f"{method}: no message came within {_FIRST_MESSAGE_S:g} s") from None
                 if first is None:
                     raise BadRequest(f"{method}: expected a message, got none")
                 model, version = _checked(method, first)
@@ -227,9 +232,16 @@ class GrpcEdge:
             version=version,
             content=content,
             deadline=self._deadline(context, given, parameters),
-            headers={k: v for k, v in metadata(given.items()) if not k.startswith("headrace-")},
-            stream=isinstance(content, RpcCall),
+            headers=self._headers(given, content),
+            stream=isinstance(content, RpcCall) and content.method == _STREAM,
         )
+
+    @staticmethod
+    def _headers(given: Mapping[str, str], content: Infer | RpcCall) -> dict[str, Any]:
+        """What the backend is meant to see; a relayed call carries its own, and here only what a hop may change."""
+        if isinstance(content, RpcCall):
+            return {"traceparent": given["traceparent"]} if "traceparent" in given else {}
+        return {k: v for k, v in metadata(given.items()) if not k.startswith("headrace-")}
 
     @contextmanager
     def _arriving(self) -> Iterator[None]:
@@ -243,17 +255,8 @@ class GrpcEdge:
     def _deadline(self, context: Any, given: Mapping[str, str], parameters: Parameters) -> float:
         """The soonest of what the call, its metadata and its parameters ask for."""
         left = context.time_remaining()
-        waits = [math.inf if left is None else left]
-        if (asked := given.get("headrace-timeout-ms")) is not None:
-            if not _MILLISECONDS.fullmatch(asked):
-                raise BadRequest(f"headrace-timeout-ms: expected milliseconds, got {asked[:40]!a}")
-            waits.append(float(asked) / 1e3)
-        timeout_us = parameters.get("timeout", 0)
-        if isinstance(timeout_us, bool) or not isinstance(timeout_us, int) or timeout_us < 0:
-            raise BadRequest(f"parameter 'timeout': expected microseconds as an integer >= 0, got {timeout_us!a:.40}")
-        if timeout_us:  # 0 is the protocol's "none"
-            waits.append(timeout_us / 1e6)
-        return self._now() + min(waits)
+        asked = seconds(given.get("headrace-timeout-ms"), parameters.get("timeout"))
+        return self._now() + min(asked, math.inf if left is None else left)
 
     async def _guarded(self, context: Any, work: Coroutine[Any, Any, _T]) -> _T:
         """The work's result; or else the call ends with a status, whatever was raised."""

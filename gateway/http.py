@@ -8,18 +8,19 @@ with the status of `gateway.respond`, and the connection lives on.
 from __future__ import annotations
 
 import asyncio
-import math
-import re
-import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from backends.errors import BadRequest, Failure, NotFound, TooLarge, UnknownEncoding, WrongMethod
+from backends.errors import BadRequest, Failure, NotFound, WrongMethod
+from backends.json_text import MAX_NESTING, too_deep
 from backends.kserve_json import error_body, read_request, write_reply
-from backends.request import Answer, HttpCall, Infer, Relay, Reply, Request, Service
+from backends.request import Answer, HttpCall, Relay, Reply, Request, Service
+from backends.tensor import shown
 from gateway import respond
+from gateway.body import NUMBER, Bodies
+from gateway.deadline import seconds
 from gateway.server import TASK, Message, Receive, Scope, Send
 
 RawHeaders = tuple[tuple[bytes, bytes], ...]
@@ -37,10 +38,8 @@ HOP_BY_HOP = frozenset(
     }
     | {b"transfer-encoding", b"upgrade", b"content-length", b"host", b"expect"}
 )
-# Ours, or about the encoding of a body that a backend gets decoded.
-_NOT_FORWARDED = HOP_BY_HOP | {b"content-encoding", b"accept-encoding", b"content-type"}
-# Longer numbers are no length and no time; int() itself refuses them only from 4,300 digits on.
-_NUMBER = re.compile(rb"[0-9]{1,18}")
+# About a body that the backend gets written anew, or decoded.
+_OF_THE_BODY = frozenset({b"content-encoding", b"accept-encoding", b"content-type", b"inference-header-content-length"})
 _ASKED = "headrace.asked"
 _JSON: RawHeaders = ((b"content-type", b"application/json"),)
 
@@ -57,7 +56,7 @@ class HttpEdge:
         service: Service,
         *,
         now: Callable[[], float],
-        max_body_bytes: Callable[[], int],
+        bodies: Bodies,
         ready: Callable[[], bool],
         decision_headers: Callable[[Reply], respond.Headers],
         refused: Callable[[Failure], None],
@@ -65,7 +64,7 @@ class HttpEdge:
     ) -> None:
         self._service = service
         self._now = now
-        self._max_body_bytes = max_body_bytes
+        self._bodies = bodies
         self._ready = ready
         self._decision_headers = decision_headers
         self._refused = refused
@@ -102,34 +101,35 @@ class HttpEdge:
             case ["v2", "models", model, "versions", version, "infer"]:
                 await self._infer(scope, receive, send, model, version)
             case ["v2", *rest]:
-                model = rest[1] if len(rest) > 1 and rest[0] == "models" and rest[1] != "stats" else ""
-                await self._relay(scope, receive, send, model)
+                await self._relay(scope, receive, send, _model_of(rest), stream=rest[-1:] == ["generate_stream"])
             case _:
-                raise NotFound(f"no such path: {scope['path'][:200]!r}; models are under /v2/models")
+                raise NotFound(f"no such path: {shown(scope['path'])}; models are under /v2/models")
 
     async def _infer(self, scope: Scope, receive: Receive, send: Send, model: str, version: str) -> None:
         _allow(scope, "POST")
         headers = dict(scope["headers"])
         length = headers.get(b"inference-header-content-length")
-        if length is not None and not _NUMBER.fullmatch(length):
+        if length is not None and not NUMBER.fullmatch(length):
             raise BadRequest(
-                f"Inference-Header-Content-Length: expected a number, got {length[:32].decode('latin-1')!r}"
+                f"Inference-Header-Content-Length: expected a number, got {shown(length.decode('latin-1'))}"
             )
         if length is not None and int(length) == 0:
             # A raw body has no names: only the backend knows what it means.
-            await self._relay(scope, receive, send, model)
+            await self._relay(scope, receive, send, model, raw=True)
             return
-        body = await self._body(scope, receive, headers)
+        body = await self._bodies.decoded(headers, receive)
         infer = read_request(body, int(length) if length is not None else None)
+        forwarded = _forwarded(scope["headers"])
         request = Request(
             model=model,
             version=version,
             content=infer,
-            deadline=self._deadline(headers, infer),
-            headers=_forwarded(scope["headers"]),
+            deadline=self._deadline(headers, infer.parameters.get("timeout")),
+            headers=_joined(forwarded),
         )
         scope[_ASKED] = True
         reply = await self._service(request)
+        del scope[_ASKED]
         assert isinstance(reply.body, Answer)
         header_length, parts = write_reply(reply.body, infer, model)
         kind: RawHeaders = _JSON
@@ -141,88 +141,47 @@ class HttpEdge:
         payload = parts[0] if len(parts) == 1 else b"".join(parts)
         await _send(send, 200, (*kind, *_raw(self._decision_headers(reply))), bytes(payload))
 
-    async def _relay(self, scope: Scope, receive: Receive, send: Send, model: str) -> None:
+    async def _relay(
+        self, scope: Scope, receive: Receive, send: Send, model: str, *, stream: bool = False, raw: bool = False
+    ) -> None:
+        """Passes a call on as it is, but for what would end the backend; a `raw` body is no JSON."""
         headers = dict(scope["headers"])
-        if b"content-encoding" in headers:
-            body = await self._read(scope, receive, headers)
-        else:
-            body = await self._body(scope, receive, headers)
+        body = await self._bodies.decoded(headers, receive)
+        if not raw and too_deep(body):
+            raise BadRequest(f"JSON is nested more than {MAX_NESTING} levels deep")
         query = scope["query_string"]
         target = scope["raw_path"].decode("latin-1") + (f"?{query.decode('latin-1')}" if query else "")
-        named = _named_in_connection(headers)
-        call = HttpCall(
-            scope["method"],
-            target,
-            tuple((k, v) for k, v in scope["headers"] if k not in HOP_BY_HOP and k not in named),
-            body,
-        )
         request = Request(
             model=model,
-            content=call,
+            content=HttpCall(scope["method"], target, _uncoded(_end_to_end(scope["headers"])), body),
             deadline=self._deadline(headers, None),
-            headers=_forwarded(scope["headers"]),
-            stream=True,
+            # The call carries its own headers; here stands only what a hop may change.
+            headers=_joined((k, v) for k, v in scope["headers"] if k == b"traceparent"),
+            stream=stream,
         )
         scope[_ASKED] = True
         reply = await self._service(request)
         assert isinstance(reply.body, Relay)
-        relayed = _send_relay(send, reply.body, scope["method"], _raw(self._decision_headers(reply)))
         try:
-            await relayed
-        except Failure:
+            await _send_relay(send, reply.body, scope["method"], _raw(self._decision_headers(reply)))
+        except (Failure, TimeoutError):
             # Cut in the middle: returning without the end makes the server abort the connection, so that the caller
-            # cannot take what it has for the whole. The failure is recorded where the stream was made.
+            # cannot take what it has for the whole. The failure was recorded where the stream was made.
             return
 
-    def _deadline(self, headers: dict[bytes, bytes], infer: Infer | None) -> float:
-        """When the caller stops waiting, from `headrace-timeout-ms` and the KServe parameter `timeout` (in us)."""
-        deadline = math.inf
+    def _deadline(self, headers: dict[bytes, bytes], timeout_us: Any) -> float:
         given = headers.get(b"headrace-timeout-ms")
-        if given is not None:
-            if not _NUMBER.fullmatch(given) or int(given) == 0:
-                raise BadRequest(
-                    f"headrace-timeout-ms: expected a whole number above 0, got {given[:32].decode('latin-1')!r}"
-                )
-            deadline = self._now() + int(given) / 1e3
-        timeout = infer.parameters.get("timeout") if infer is not None else None
-        if isinstance(timeout, int) and not isinstance(timeout, bool) and timeout > 0:
-            deadline = min(deadline, self._now() + timeout / 1e6)
-        return deadline
+        return self._now() + seconds(given.decode("latin-1") if given is not None else None, timeout_us)
 
-    async def _body(self, scope: Scope, receive: Receive, headers: dict[bytes, bytes]) -> bytes:
-        """The body, decoded where it is compressed, within the limit both before and after."""
-        body = await self._read(scope, receive, headers)
-        encoding = headers.get(b"content-encoding", b"identity").strip().lower()
-        if encoding == b"identity":
-            return body
-        if encoding not in (b"gzip", b"deflate"):
-            raise UnknownEncoding(
-                f"content-encoding: expected gzip or deflate, got {encoding[:32].decode('latin-1')!r}"
-            )
-        return _inflated(body, encoding, self._max_body_bytes())
 
-    async def _read(self, scope: Scope, receive: Receive, headers: dict[bytes, bytes]) -> bytes:
-        limit = self._max_body_bytes()
-        length = headers.get(b"content-length")
-        if length is not None and _NUMBER.fullmatch(length) and int(length) > limit:
-            raise TooLarge(f"request body: expected at most {limit} bytes, got {int(length)}")
-        message = await receive()
-        if not message.get("more_body") and message["type"] == "http.request":
-            body: bytes = message.get("body", b"")
-            if len(body) > limit:
-                raise TooLarge(f"request body: expected at most {limit} bytes, got {len(body)}")
-            return body
-        # One buffer however many chunks: a table of a million one-byte chunks would cost a hundred times their bytes.
-        whole = bytearray()
-        while True:
-            if message["type"] == "http.disconnect":
-                raise asyncio.CancelledError
-            whole += message.get("body", b"")
-            if len(whole) > limit:
-                raise TooLarge(f"request body: expected at most {limit} bytes, got more")
-            if not message.get("more_body"):
-                return bytes(whole)
-            message = await receive()
+def _model_of(path: list[str]) -> str:
+    """The model that a path under /v2 is about; empty where it is about the server."""
+    match path:
+        case ["models", "stats"]:
+            return ""
+        case ["models", model, *_] | ["repository", "models", model, *_]:
+            return model
+    return ""
 
 
 def _segments(raw_path: bytes) -> list[str]:
@@ -238,35 +197,32 @@ def _allow(scope: Scope, *methods: str) -> None:
         raise WrongMethod(f"expected {' or '.join(methods)}, got {scope['method']}", ", ".join(methods))
 
 
-def _named_in_connection(headers: dict[bytes, bytes]) -> frozenset[bytes]:
-    connection = headers.get(b"connection")
-    if connection is None:
-        return frozenset()
-    return frozenset(name.strip().lower() for name in connection.split(b","))
+def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> RawHeaders:
+    """Without what belongs to one hop (RFC 9110, 7.6.1, those that Connection names included), and without ours."""
+    headers = tuple(headers)
+    named = {name.strip().lower() for k, v in headers if k == b"connection" for name in v.split(b",")}
+    return tuple(
+        (k, v) for k, v in headers if k not in HOP_BY_HOP and k not in named and not k.startswith(b"headrace-")
+    )
 
 
-def _forwarded(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
+def _uncoded(headers: RawHeaders) -> RawHeaders:
+    """Without the encoding of a body that has been decoded."""
+    return tuple((k, v) for k, v in headers if k != b"content-encoding")
+
+
+def _forwarded(headers: Iterable[tuple[bytes, bytes]]) -> RawHeaders:
     """The caller's headers that the backend is meant to see beside an infer call."""
-    return {
-        k.decode("latin-1"): v.decode("latin-1")
-        for k, v in headers
-        if k not in _NOT_FORWARDED and k != b"inference-header-content-length" and not k.startswith(b"headrace-")
-    }
+    return tuple((k, v) for k, v in _end_to_end(headers) if k not in _OF_THE_BODY)
 
 
-def _inflated(body: bytes, encoding: bytes, limit: int) -> bytes:
-    # gzip has its own frame; deflate means zlib's (RFC 9110), though some clients send it bare.
-    bare = encoding == b"deflate" and (len(body) < 2 or (body[0] & 0x0F) != 8 or (body[0] << 8 | body[1]) % 31 != 0)
-    inflater = zlib.decompressobj(-15 if bare else 47)
-    try:
-        data = inflater.decompress(body, limit + 1)
-    except zlib.error as error:
-        raise BadRequest(f"content-encoding {encoding.decode()}: {error}") from None
-    if len(data) > limit:
-        raise TooLarge(f"request body: expected at most {limit} bytes after decompression, got more")
-    if not inflater.eof:
-        raise BadRequest(f"content-encoding {encoding.decode()}: the compressed body is cut short")
-    return data
+def _joined(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """By name; the values of one that is repeated are joined, as RFC 9110 allows."""
+    made: dict[str, str] = {}
+    for name, value in headers:
+        key, text = name.decode("latin-1"), value.decode("latin-1")
+        made[key] = f"{made[key]}, {text}" if key in made else text
+    return made
 
 
 def _raw(headers: respond.Headers) -> RawHeaders:

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import aclosing
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from opentelemetry.trace import Span
-
 from backends.errors import Failure
-from backends.request import Infer, Relay, Reply, Request, Service
+from backends.request import Infer, Relay, Reply, Request, Service, replace
+from backends.stream import Watched
 from gateway import respond, telemetry
 from gateway.metrics import Metrics
-from gateway.telemetry import Tracing
+from gateway.telemetry import Span, Tracing
 
 _log = logging.getLogger("headrace.access")
 _LEFT = "499"  # nginx's status for a client that closed the request
@@ -64,23 +61,11 @@ class Observed:
             self._end(request, span, began, None, error)
             raise
         if isinstance(reply.body, Relay) and not isinstance(reply.body.body, bytes):
-            watched = self._watched(request, span, began, reply, reply.body.body)
+            # A stream's outcome is recorded when it ends, however it ends.
+            watched = Watched(reply.body.body, lambda error: self._end(request, span, began, reply, error))
             return replace(reply, body=replace(reply.body, body=watched))
         self._end(request, span, began, reply, None)
         return reply
-
-    async def _watched(
-        self, request: Request, span: Span | None, began: float, reply: Reply, chunks: AsyncIterator[bytes]
-    ) -> AsyncIterator[bytes]:
-        """A stream whose outcome is recorded when it ends, however it ends."""
-        try:
-            async with aclosing(chunks):  # type: ignore[type-var]
-                async for chunk in chunks:
-                    yield chunk
-        except BaseException as error:
-            self._end(request, span, began, reply, asyncio.CancelledError() if _left(error) else error)
-            raise
-        self._end(request, span, began, reply, None)
 
     def _end(
         self, request: Request, span: Span | None, began: float, reply: Reply | None, error: BaseException | None
@@ -92,13 +77,11 @@ class Observed:
         if reply is not None:
             self._metrics.reply(route, reply)
         if span is not None:
-            if reply is not None:
-                telemetry.describe(span, reply.trail)
             if error is not None:
                 telemetry.failed(span, error)
             span.set_attribute("headrace.status", status)
             span.end()
-        if self._access_log:
+        if self._access_log and _log.isEnabledFor(logging.INFO):
             _log.info("request", extra={"fields": self._line(request, span, status, seconds, reply, error)})
 
     def _status(self, reply: Reply | None, error: BaseException | None) -> str:
@@ -106,6 +89,7 @@ class Observed:
             status = reply.body.status if reply is not None and isinstance(reply.body, Relay) else 200
             return str(status if self._protocol == "http" else 0)
         if isinstance(error, asyncio.CancelledError):
+            # The caller has left, or its stream was closed before the end.
             return _LEFT if self._protocol == "http" else "1"
         if not isinstance(error, Failure):
             return "500" if self._protocol == "http" else "13"
@@ -135,10 +119,6 @@ class Observed:
         if span is not None:
             line["trace"] = telemetry.trace_id(span)
         return line
-
-
-def _left(error: BaseException) -> bool:
-    return isinstance(error, GeneratorExit | asyncio.CancelledError)
 
 
 class MeasuredBatch:

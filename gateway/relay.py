@@ -8,19 +8,43 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
-from backends.errors import BadReply
+from backends.errors import BadReply, Unsupported
 from backends.kserve_grpc import rename, rename_reply
-from backends.request import HttpCall, Relay, Reply, Request, RpcCall, Service
+from backends.request import HttpCall, Relay, Reply, Request, RpcCall, Service, replace
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
-# Metadata and configuration are small documents; what is larger is not one of them.
-_MAX_DOCUMENT_BYTES = 16 * 1024 * 1024
+# A document is held whole to be renamed; a raw inference's answer is the largest.
+_MAX_DOCUMENT_BYTES = 256 * 1024 * 1024
+
+
+class Uniform:
+    """Several replicas as one: a call that changes a server would reach only one of them, and is refused.
+
+    `backend` names them in the error.
+    """
+
+    _PATHS = ("/load", "/unload", "/register", "/unregister", "/trace/setting", "/logging")
+    _METHODS = ("Load", "Unload", "Register", "Unregister", "TraceSetting", "LogSettings")
+
+    def __init__(self, inner: Service, backend: str) -> None:
+        self._inner = inner
+        self._backend = backend
+
+    async def __call__(self, request: Request, /) -> Reply:
+        call = request.content
+        changes = (
+            isinstance(call, HttpCall)
+            and call.method != "GET"
+            and call.target.partition("?")[0].rstrip("/").endswith(self._PATHS)
+        ) or (isinstance(call, RpcCall) and call.method.endswith(self._METHODS))
+        if changes:
+            raise Unsupported(f"'{self._backend}' has several replicas, and this call would reach only one of them")
+        return await self._inner(request)
 
 
 class Renamed:
@@ -47,7 +71,7 @@ class Renamed:
                 body=await _renamed(reply.body, "model_name" if tail in ("infer", "generate") else "name", public),
             )
         assert isinstance(call, RpcCall)
-        messages = _renamed_messages(call, model)
+        messages = _renamed_messages(call, model, self._version)
         reply = await self._inner(replace(request, model=model, content=replace(call, messages=messages)))
         assert isinstance(reply.body, Relay)
         assert not isinstance(reply.body.body, bytes)
@@ -58,41 +82,52 @@ class Renamed:
 def _target(target: str, model: str, version: str) -> tuple[str, str]:
     """The target with the backend's names, and what follows them (`config`, `generate_stream`, or nothing)."""
     path, _, query = target.partition("?")
-    _, _, *rest = [segment for segment in path.split("/") if segment]
-    rest = rest[1:]
+    segments = [segment for segment in path.split("/") if segment]
+    at = segments.index("models") + 1
+    rest = segments[at + 1 :]
     given = ""
     if rest[:1] == ["versions"] and len(rest) > 1:
         given, rest = rest[1], rest[2:]
-    wanted = quote(version, safe="") or given
-    segments = ["v2", "models", quote(model, safe=""), *(["versions", wanted] if wanted else []), *rest]
+    # Load and unload name no version.
+    wanted = (quote(version, safe="") or given) if segments[1] == "models" else ""
+    segments = [*segments[:at], quote(model, safe=""), *(["versions", wanted] if wanted else []), *rest]
     return "/" + "/".join(segments) + (f"?{query}" if query else ""), "/".join(rest)
 
 
 async def _renamed(relay: Relay, field: str, public: str) -> Relay:
-    """A JSON document under the public name; anything else passes as it is."""
+    """A JSON document, binary tensors behind it included, under the public name; anything else passes as it is."""
     if relay.status != 200 or isinstance(relay.body, bytes):
         return relay
-    kind = next((v for k, v in relay.headers if k == b"content-type"), b"")
-    if not kind.startswith(b"application/json"):
+    headers = dict(relay.headers)
+    length = headers.get(b"inference-header-content-length", b"")
+    if not length.isdigit() and not headers.get(b"content-type", b"").startswith(b"application/json"):
         return relay
+    body = await _collected(relay.body)
+    end = int(length) if length.isdigit() else len(body)
+    try:
+        document: dict[str, Any] = dict(_fields.decode(body[:end]))
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return replace(relay, body=body)
+    if field in document:
+        document[field] = public
+    head = msgspec.json.encode(document)
+    changed = tuple((k, b"%d" % len(head) if k == b"inference-header-content-length" else v) for k, v in relay.headers)
+    return Relay(relay.status, changed, head + body[end:])
+
+
+async def _collected(chunks: AsyncIterator[bytes]) -> bytes:
     body = bytearray()
-    async with aclosing(relay.body) as chunks:  # type: ignore[type-var]
+    async with aclosing(chunks):  # type: ignore[type-var]
         async for chunk in chunks:
             body += chunk
             if len(body) > _MAX_DOCUMENT_BYTES:
                 raise BadReply(f"expected a document of at most {_MAX_DOCUMENT_BYTES} bytes")
-    try:
-        document: dict[str, Any] = dict(_fields.decode(body))
-    except (msgspec.MsgspecError, RecursionError):
-        return replace(relay, body=bytes(body))
-    if field in document:
-        document[field] = public
-    return replace(relay, body=msgspec.json.encode(document))
+    return bytes(body)
 
 
-async def _renamed_messages(call: RpcCall, model: str) -> AsyncIterator[bytes]:
+async def _renamed_messages(call: RpcCall, model: str, version: str) -> AsyncIterator[bytes]:
     async for message in call.messages:
-        yield rename(call.method, message, model)
+        yield rename(call.method, message, model, version)
 
 
 async def _renamed_chunks(method: str, chunks: AsyncIterator[bytes], public: str) -> AsyncIterator[bytes]:

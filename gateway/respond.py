@@ -18,7 +18,9 @@ from backends.errors import (
     Failure,
     NotFound,
     Rejected,
+    SlowCaller,
     TooLarge,
+    TooSlow,
     UnknownEncoding,
     Unreachable,
     Unsupported,
@@ -39,6 +41,8 @@ _STATUS: dict[type[Failure], tuple[int, int]] = {
     Rejected: (429, 8),
     Unreachable: (503, 14),  # UNAVAILABLE
     Expired: (504, 4),  # DEADLINE_EXCEEDED
+    TooSlow: (504, 4),
+    SlowCaller: (408, 4),
     ConnectionLost: (502, 14),
     BadReply: (502, 13),  # INTERNAL
 }
@@ -64,7 +68,8 @@ _HTTP_OF_GRPC = {
 def http_status(failure: Failure) -> tuple[int, Headers]:
     """The HTTP status of a failure and the headers that belong to it (Retry-After, Allow)."""
     if isinstance(failure, BackendFailed):
-        return (_HTTP_OF_GRPC.get(failure.status, 500) if failure.grpc else failure.status), ()
+        status = _HTTP_OF_GRPC.get(failure.status, 500) if failure.grpc else failure.status
+        return status, (("retry-after", "1"),) if status in (429, 503) else ()
     status = _STATUS.get(type(failure), _INTERNAL)[0]
     if isinstance(failure, WrongMethod):
         return status, (("allow", failure.allow),)

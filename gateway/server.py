@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 from collections.abc import Awaitable, Callable, Generator, MutableMapping
+from http import HTTPStatus
 from typing import Any
 
+import msgspec
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -29,14 +32,96 @@ TASK = "headrace.task"
 _KEEP_ALIVE_SECONDS = 75
 
 
+# The largest head that is read; proxies before us allow as much at most.
+_MAX_HEAD_BYTES = 64 * 1024
+# How long a new connection, or an unfinished head, may say nothing.
+_HEAD_SECONDS = 30
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+
+
 class _Protocol(HttpToolsProtocol):
+    """uvicorn's protocol, stricter with heads and with clients that leave.
+
+    A head is bounded in size and in time; trailers are dropped; an upgrade that nobody offers is ignored, its body is
+    not. When a client leaves, every request of its connection ends, the pipelined ones too.
+    """
+
+    _head_bytes = 0
+    _in_head = _in_body = False
+    _late: asyncio.TimerHandle | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._cycles: list[Any] = []
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._late = self.loop.call_later(_HEAD_SECONDS, self._head_is_late)
+
+    def data_received(self, data: bytes) -> None:
+        if self._late is not None and not self._in_head:
+            self._late.cancel()
+            self._late = None
+        if b"pgrade:" in data and not self._in_body:
+            head, end, rest = data.partition(b"\r\n\r\n")
+            data = _UPGRADE.sub(b"\r\nx-upgrade-ignored:", head) + end + rest
+        super().data_received(data)
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > _MAX_HEAD_BYTES:
+                self._refuse(431, f"request head: expected at most {_MAX_HEAD_BYTES} bytes, got more")
+            elif self._late is None:
+                self._late = self.loop.call_later(_HEAD_SECONDS, self._head_is_late)
+
+    def on_message_begin(self) -> None:
+        self._in_head, self._head_bytes = True, 0
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_head, self._in_body = False, True
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+        super().on_headers_complete()
+        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
+        self._cycles.append(self.cycle)
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        super().on_message_complete()
+
     def connection_lost(self, exc: Exception | None) -> None:
-        cycle = self.cycle
+        self.pipeline.clear()
         super().connection_lost(exc)
-        if cycle is not None and not cycle.response_complete:
-            task = cycle.scope.get(TASK)
-            if isinstance(task, asyncio.Task):
-                task.cancel()
+        if self._late is not None:
+            self._late.cancel()
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+                task = cycle.scope.get(TASK)
+                if isinstance(task, asyncio.Task):
+                    task.cancel()
+        self._cycles.clear()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, "expected an HTTP/1.1 request, got something else")
+
+    def _head_is_late(self) -> None:
+        self._late = None
+        self._refuse(408, f"request head: expected all of it within {_HEAD_SECONDS} s")
+
+    def _refuse(self, status: int, message: str) -> None:
+        if self.transport.is_closing():
+            return
+        body = msgspec.json.encode({"error": message})
+        head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+        self.transport.write(f"{head}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+        self.transport.close()
 
 
 class _Server(uvicorn.Server):

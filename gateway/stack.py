@@ -15,19 +15,19 @@ without a cascade is a cascade of one tier: the general case with n = 1 is the o
 
 from __future__ import annotations
 
-import asyncio
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 from backends.endpoint import Endpoint
-from backends.errors import Expired, NotFound, Rejected, Unreachable
+from backends.errors import NotFound
 from backends.request import Infer, Reply, Request, Service
 from cache.cached import Cached
 from cache.store import MemoryStore, Store
+from gateway.admit import Admit, InFlight
 from gateway.metrics import Metrics
 from gateway.observe import MeasuredBatch, Observed
-from gateway.relay import Renamed
+from gateway.relay import Renamed, Uniform
 from gateway.telemetry import Traced, TracedBatch, TracedCall, Tracing
 from policies import Policy
 from policies.spec import Backend, Cache, Route
@@ -53,21 +53,13 @@ class Things:
 
     endpoints: dict[str, tuple[Backend, tuple[Endpoint, ...]]] = field(default_factory=dict)
     dispatchers: dict[str, tuple[Backend, Dispatch]] = field(default_factory=dict)
-    stores: dict[Cache, Store] = field(default_factory=dict)
-    in_flight: InFlight = field(default_factory=lambda: InFlight())
+    stores: dict[tuple[str, Cache], Store] = field(default_factory=dict)
+    in_flight: InFlight = field(default_factory=InFlight)
 
     async def close(self) -> None:
         for _, endpoints in self.endpoints.values():
             for endpoint in endpoints:
                 await endpoint.close()
-
-
-@dataclass(slots=True)
-class InFlight:
-    """Requests being answered by this process, whatever their policy."""
-
-    count: int = 0
-    draining: bool = False
 
 
 def build(policy: Policy, things: Things, tools: Tools) -> dict[str, Service]:
@@ -106,8 +98,9 @@ def _route(route: Route, policy: Policy, things: Things, tools: Tools) -> tuple[
         backend = policy.backends[tier.backend]
         inner = _batched(backend, things, tools)
         if route.cache is not None:
-            store = _store(route.cache, things, tools)
-            scope = (route.name, tier.name)
+            store = _store(route, route.cache, things, tools)
+            # Whoever else may once answer under these names must not answer from what this backend said.
+            scope = (route.name, tier.name, *map(str, backend.endpoints), backend.model, backend.version)
             inner = Traced(Cached(inner, store, scope, route.cache.ttl), "cache", tools.tracing)
         if len(route.tiers) > 1 or route.cache is not None:
             inner = Traced(inner, f"tier {tier.name}", tools.tracing)
@@ -130,14 +123,19 @@ def _batched(backend: Backend, things: Things, tools: Tools) -> Service:
         dispatch = found[1]
     else:
         batches = tuple(TracedBatch(service, tools.tracing, {"headrace.backend": backend.name}) for service in services)
-        dispatch = Dispatch(Dispatcher(backend.batch, len(endpoints)), batches, tools.now)
+        dispatch = Dispatch(Dispatcher(backend.batch, len(endpoints)), batches, tools.now, partial(_unready, endpoints))
         things.dispatchers[backend.name] = (backend, dispatch)
     return Traced(dispatch, "dispatch", tools.tracing, {"headrace.backend": backend.name})
 
 
+def _unready(endpoints: Sequence[Endpoint]) -> list[int]:
+    return [i for i, endpoint in enumerate(endpoints) if endpoint.ready is False]
+
+
 def _plain(backend: Backend, things: Things, tools: Tools) -> Service:
     endpoints = _endpoints(backend, things, tools)
-    return Balancer(endpoints, [_observed(endpoint, backend, tools) for endpoint in endpoints])
+    plain = Balancer(endpoints, [_observed(endpoint, backend, tools) for endpoint in endpoints])
+    return plain if len(endpoints) == 1 else Uniform(plain, backend.name)
 
 
 def _observed(endpoint: Endpoint, backend: Backend, tools: Tools) -> Service:
@@ -154,41 +152,12 @@ def _endpoints(backend: Backend, things: Things, tools: Tools) -> tuple[Endpoint
     return made
 
 
-def _store(cache: Cache, things: Things, tools: Tools) -> Store:
-    if cache not in things.stores:
-        things.stores[cache] = MemoryStore(cache.entries, cache.bytes, tools.now)
-    return things.stores[cache]
-
-
-class Admit:
-    """The door: bounds what is in flight, and how long anything may take."""
-
-    def __init__(self, inner: Service, policy: Policy, in_flight: InFlight, now: Callable[[], float]) -> None:
-        self._inner = inner
-        self._limits = policy.limits
-        self._timeouts = {name: route.timeout for name, route in policy.routes.items() if route.timeout is not None}
-        self._in_flight = in_flight
-        self._now = now
-
-    async def __call__(self, request: Request, /) -> Reply:
-        now = self._now()
-        if request.deadline <= now:
-            raise Expired("edge")
-        if self._in_flight.draining:
-            raise Unreachable("the gateway is shutting down")
-        if self._in_flight.count >= self._limits.in_flight:
-            raise Rejected(f"too many requests in flight, limit {self._limits.in_flight}")
-        # How long a stream may last is its caller's affair; how long its first byte may take is the endpoint's.
-        timeout = math.inf if request.stream else self._timeouts.get(request.model, self._limits.timeout)
-        deadline = min(request.deadline, now + timeout)
-        self._in_flight.count += 1
-        try:
-            async with asyncio.timeout(deadline - now if deadline < math.inf else None):
-                return await self._inner(replace(request, deadline=deadline))
-        except TimeoutError:
-            raise Expired("backend", f"deadline exceeded after {(self._now() - now) * 1e3:.0f} ms") from None
-        finally:
-            self._in_flight.count -= 1
+def _store(route: Route, cache: Cache, things: Things, tools: Tools) -> Store:
+    """A route's own store: what its policy grants it is not shared with others."""
+    key = (route.name, cache)
+    if key not in things.stores:
+        things.stores[key] = MemoryStore(cache.entries, cache.bytes, tools.now)
+    return things.stores[key]
 
 
 class Switch:

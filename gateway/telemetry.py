@@ -15,7 +15,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from opentelemetry.context import Context
@@ -26,11 +25,13 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, set_sp
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from backends.errors import Failure
-from backends.request import Hop, Reply, Request, Service
+from backends.request import Hop, Reply, Request, Service, replace
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 # A trace of more spans than this is a defect or an attack; the rest is not kept.
 _MAX_SPANS = 512
+__all__ = ["Span", "Traced", "TracedBatch", "TracedCall", "Tracing", "describe", "failed", "trace_id"]
+
 Attributes = Mapping[str, str | int | float | bool]
 
 
@@ -253,6 +254,7 @@ def describe(span: Span, trail: Sequence[Hop]) -> None:
         if hop.batch_rows:
             span.set_attribute(prefix + "batch_rows", hop.batch_rows)
             span.set_attribute(prefix + "reason", hop.reason)
+            span.set_attribute(prefix + "service_ms", round(hop.service * 1e3, 2))
 
 
 def failed(span: Span, error: BaseException) -> None:

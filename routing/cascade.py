@@ -3,19 +3,19 @@
 Theory of operation. Each tier but the last has a rule (`Accept`): which output to look at and the least confidence
 (`routing.confidence`) that keeps a row. Rows below it are asked of the next tier, the rest keep the answer they have;
 the last tier answers whatever reaches it. The answer is put together in the caller's order, and its outputs are those
-that the caller asked for. A tier that fails for reasons of its own passes all its rows on; the caller's own faults and
-an expired deadline end the request. A model without a cascade is a cascade of one tier, whose request and answer pass
-unread. A call that cannot be divided into rows is asked of the last tier alone.
+that the caller asked for. A tier that fails or is too slow for reasons of its own passes all its rows on; the caller's
+own faults and its deadline end the request. A model without a cascade is a cascade of one tier, whose request and
+answer pass unread. A call that cannot be divided into rows is asked of the last tier alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from backends import rows as rowwise
-from backends.errors import BackendFailed, BadReply, ConnectionLost, Rejected, Unreachable
-from backends.request import Answer, Hop, Infer, Reply, Request, Service, Tensors, Trail, Wanted, content
+from backends.errors import BackendFailed, BadReply, ConnectionLost, Rejected, TooSlow, Unreachable
+from backends.request import Answer, Hop, Infer, Reply, Request, Service, Tensors, Trail, Wanted, content, replace
 from policies.spec import Accept
 from routing.confidence import confidence
 
@@ -59,7 +59,7 @@ class Cascade:
                 reply = await tier.inner(_addressed(content(request, asked), tier))
                 answer = rowwise.verify(reply.answer, len(pending))
                 kept = _kept(answer, tier.accept, len(pending))
-            except (Unreachable, Rejected, ConnectionLost, BadReply, BackendFailed) as failure:
+            except (Unreachable, Rejected, TooSlow, ConnectionLost, BadReply, BackendFailed) as failure:
                 if tier is tiers[-1] or not _own_fault(failure):
                     raise
                 trail.append(Hop(tier.name, (), deferred=len(pending), reason="failed"))

@@ -2,22 +2,22 @@
 
 A call waits in a lane, leaves in a batch, and gets its own rows back. Callers of any wire share a batch, because a call
 is decoded only when it is merged: one that leaves alone goes as the very bytes it came as. A caller that leaves takes
-only its own rows; a batch that nobody waits for any more is cancelled. A batch that the backend failed is run again by
-halves, so that one bad row fails alone; one that was refused or never arrived is not run again.
+only its own rows; a batch that nobody waits for any more is cancelled. A batch that failed for what may be in it is run
+again by halves, so that one bad row fails alone; one that was refused, lost or never arrived is not run again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextvars import Context
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from backends import rows
 from backends.errors import BackendFailed, BadReply, Expired, Failure, Rejected
-from backends.request import Answer, Hop, Infer, Origin, Reply, Request, Service, content
+from backends.request import Answer, Hop, Infer, Origin, Reply, Request, Service, content, replace
 from routing.dispatcher import Batch, Dispatcher
 from routing.lane import Entry
 
@@ -31,12 +31,22 @@ class _Caller:
 
 
 class Dispatch:
-    """Answers through `endpoints`, one service per endpoint of the dispatcher, in batches."""
+    """Answers through `endpoints`, one service per endpoint of the dispatcher, in batches.
 
-    def __init__(self, dispatcher: Dispatcher, endpoints: tuple[Service, ...], now: Callable[[], float]) -> None:
+    `unready` gives the numbers of endpoints that are known not to be ready.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        endpoints: tuple[Service, ...],
+        now: Callable[[], float],
+        unready: Callable[[], Collection[int]] = tuple,
+    ) -> None:
         self.dispatcher = dispatcher
         self._endpoints = endpoints
         self._now = now
+        self._unready = unready
         self._due = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
@@ -78,7 +88,7 @@ class Dispatch:
     def _turn(self) -> None:
         self._due = False
         now = self._now()
-        step = self.dispatcher.step(now)
+        step = self.dispatcher.step(now, self._unready())
         for entry in step.expired:
             self._expire(entry, now)
         for batch in step.batches:
@@ -140,7 +150,7 @@ class Dispatch:
             service = self._now() - began
             answers = _shares(reply, entries)
         except (BackendFailed, BadReply) as failure:
-            if len(entries) == 1:
+            if len(entries) == 1 or not _blames_content(failure):
                 _fail(entries, failure)
                 return
             half = len(entries) // 2
@@ -164,6 +174,17 @@ class Dispatch:
             )
             if not entry.caller.reply.done():
                 entry.caller.reply.set_result(Reply(answer, (hop,)))
+
+
+# Statuses that a single bad row may cause; any other (busy, down, forbidden) would be the same for every half.
+_HTTP_BLAMES = frozenset({400, 413, 422, 500})
+_GRPC_BLAMES = frozenset({2, 3, 11, 13})  # UNKNOWN, INVALID_ARGUMENT, OUT_OF_RANGE, INTERNAL
+
+
+def _blames_content(failure: BackendFailed | BadReply) -> bool:
+    if isinstance(failure, BadReply):
+        return True
+    return failure.status in (_GRPC_BLAMES if failure.grpc else _HTTP_BLAMES)
 
 
 def _wanted(entry: Entry) -> bool:
@@ -191,10 +212,7 @@ def _merged(entries: list[Entry]) -> Request:
     return replace(
         content(first, merged),
         deadline=max(request.deadline for request in requests),
-        priority=max(request.priority for request in requests),
         headers={},
-        tenant="",
-        unit="",
         span=None,
         origins=origins,
     )

@@ -3,7 +3,8 @@
 Theory of operation. Entries that may share a batch wait in one lane, found by its key. An endpoint runs `slots` batches
 at once. `step(now)` runs once per loop turn, after everything that arrived in that turn has been offered, so that rows
 which arrive together leave together. It first fails what has waited past its limit, then fills every free slot: the
-lane whose head has waited longest gives a batch of at most `max_rows` rows, to the endpoint with most free slots. A
+lane whose head has waited longest gives a batch of at most `max_rows` rows, to the endpoint with most free slots (one
+that is known not to be ready fails fast, and would else attract everything: it comes last). A
 free slot releases a batch at once (greedy): while all slots are busy the lanes fill by themselves, which is where
 batches come from. A batch is decided at the moment it leaves, so that it grows until then.
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 
 from backends.errors import Rejected
@@ -57,6 +58,7 @@ class Dispatcher:
         self._limits: list[tuple[float, int, Entry]] = []
         self._numbers = itertools.count()
         self._seconds_per_row = 0.0
+        self._turn = 0
 
     @property
     def running(self) -> int:
@@ -86,18 +88,19 @@ class Dispatcher:
         self.waiting_rows -= entry.rows
         return True
 
-    def step(self, now: float) -> Step:
-        """Everything that is due at `now`."""
+    def step(self, now: float, unready: Collection[int] = ()) -> Step:
+        """Everything that is due at `now`. Endpoints that are `unready` get a batch only where no other has a slot."""
         step = Step()
         while self._limits and self._limits[0][0] <= now:
             entry = heapq.heappop(self._limits)[2]
             if self.withdraw(entry):
                 step.expired.append(entry)
-        while (endpoint := self._freest()) is not None and (lane := self._oldest()) is not None:
+        while (endpoint := self._freest(unready)) is not None and (lane := self._oldest()) is not None:
             entries = lane.take(self.limits.max_rows)
             rows = sum(entry.rows for entry in entries)
             self.waiting_rows -= rows
             self.free[endpoint] -= 1
+            self._turn += 1
             reason = "full" if rows >= self.limits.max_rows or lane.rows else "idle_slot"
             step.batches.append(Batch(entries, rows, endpoint, reason, now))
         while self._limits and not self._limits[0][2].queued:
@@ -119,9 +122,13 @@ class Dispatcher:
         slots = self.limits.slots * len(self.free)
         return max(1.0, self.waiting_rows * self._seconds_per_row / slots)
 
-    def _freest(self) -> int | None:
-        best = max(range(len(self.free)), key=self.free.__getitem__)
-        return best if self.free[best] > 0 else None
+    def _freest(self, unready: Collection[int]) -> int | None:
+        """The endpoint with most free slots, the ready ones first; ties go round."""
+        count = len(self.free)
+        if count == 1:
+            return 0 if self.free[0] else None
+        order = [(i + self._turn) % count for i in range(count) if self.free[(i + self._turn) % count]]
+        return max(order, key=lambda i: (i not in unready, self.free[i]), default=None)
 
     def _oldest(self) -> Lane | None:
         """The lane whose head has waited longest. Empty lanes are dropped on the way."""

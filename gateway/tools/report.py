@@ -30,20 +30,21 @@ def write(path: Path, records: Sequence[Record]) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(records), indent=1) + b"\n")
 
 
-def table(records: Sequence[Record], columns: Mapping[str, tuple[str, str]], title: str = "") -> Table:
-    """A table with a row per case and a column per metric of `columns`: `{metric: (heading, format spec)}`."""
+def table(records: Sequence[Record], rows: Mapping[str, tuple[str, str]], title: str = "") -> Table:
+    """A table with a column per case and a row per metric of `rows`: `{metric: (heading, format spec)}`."""
     made = Table(title=title, title_justify="left")
-    made.add_column("case")
-    for heading, _ in columns.values():
-        made.add_column(heading, justify="right")
+    made.add_column("")
+    cases = list(dict.fromkeys(record.case for record in records))
+    for case in cases:
+        made.add_column(case, justify="right")
     cells = {(record.case, record.metric): record for record in records}
-    for case in dict.fromkeys(record.case for record in records):
-        row = [case]
-        for metric, (_, spec) in columns.items():
-            record = cells.get((case, metric))
-            text = "" if record is None else format(record.value, spec)
-            if record is not None and record.ratio is not None:
-                text += f" ({record.ratio:.0%})"
-            row.append(text)
-        made.add_row(*row)
+    for metric, (heading, spec) in rows.items():
+        made.add_row(heading, *(_cell(cells.get((case, metric)), spec) for case in cases))
     return made
+
+
+def _cell(record: Record | None, spec: str) -> str:
+    if record is None:
+        return ""
+    text = format(record.value, spec)
+    return text if record.ratio is None else f"{text} ({record.ratio:.0%})"

@@ -14,6 +14,7 @@ from backends.errors import Failure
 from backends.request import Answer, HttpCall, Infer, Relay, Reply, Request, Tensors
 from backends.tensor import Tensor
 from gateway import respond
+from gateway.body import Bodies
 from gateway.http import HttpEdge
 from gateway.metrics import Metrics
 from gateway.stack import Things, Tools, build
@@ -43,7 +44,7 @@ class FakeServer:
         body = b'{"name":"%s","target":"%s"}' % (request.model.encode(), request.content.target.encode())
         return Reply(Relay(200, ((b"content-type", b"application/json"),), _chunks(body)))
 
-    async def ready(self, deadline: float) -> bool:
+    async def ready(self, deadline: float, headers: Mapping[str, str]) -> bool:
         return self.is_ready
 
     async def close(self) -> None:
@@ -70,11 +71,15 @@ def fp32(name: str, array: Any) -> Tensor:
 
 
 class Rig:
-    """`policy` before `server`: the services, the ASGI application, and what they observed."""
+    """`policy` before `server`: the services, the ASGI application, and what they observed.
 
-    def __init__(self, policy: str, server: FakeServer) -> None:
+    `others` are the servers at further addresses (`http://host:port`); `server` is at all that are not among them.
+    """
+
+    def __init__(self, policy: str, server: FakeServer, others: Mapping[str, FakeServer] | None = None) -> None:
         self.policy = parse(policy, "policy.yaml", {})
         self.server = server
+        self.others = dict(others or {})
         self.tracing = Tracing(per_second=1e9, keep=64, now=time.monotonic)
         self.metrics = Metrics()
         self.things = Things()
@@ -86,7 +91,7 @@ class Rig:
         self.app = HttpEdge(
             self.services["http"],
             now=time.monotonic,
-            max_body_bytes=lambda: self.policy.limits.body_bytes,
+            bodies=Bodies(lambda: self.policy.limits, self.things.in_flight),
             ready=lambda: server.is_ready,
             decision_headers=respond.decision_headers,
             refused=self.refused.append,
@@ -106,15 +111,18 @@ class Rig:
         return 0.0
 
     def _connect(self, backend: Any) -> tuple[Endpoint, ...]:
-        endpoint = Endpoint(
-            str(backend.endpoints[0]),
-            http=self.server,
-            grpc=None,
-            prefer_grpc=False,
-            tentative=False,
-            timeout=backend.timeout,
-            headers=backend.headers,
-            now=time.monotonic,
+        made = tuple(
+            Endpoint(
+                str(spec),
+                http=self.others.get(str(spec), self.server),
+                grpc=None,
+                prefer_grpc=False,
+                tentative=False,
+                timeout=backend.timeout,
+                headers=backend.headers,
+                now=time.monotonic,
+            )
+            for spec in backend.endpoints
         )
-        self.endpoints.append(endpoint)
-        return (endpoint,)
+        self.endpoints += made
+        return made

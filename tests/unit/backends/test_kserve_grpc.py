@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from backends import kserve_grpc as codec
 from backends import kserve_json
 from backends.errors import BadReply, BadRequest, Failure, Unsupported
+from backends.parameters import ENCODING
 from backends.proto import kserve_pb2 as pb
 from backends.proto import wire
 from backends.request import Answer, Infer, Tensors, Wanted
@@ -27,7 +28,7 @@ TYPED = {
 }  # fmt: skip
 
 parameters = st.dictionaries(
-    st.text(max_size=8).filter(lambda name: name not in kserve_json.ENCODING_PARAMETERS),
+    st.text(max_size=8).filter(lambda name: name not in ENCODING),
     st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats(allow_nan=False) | st.text(max_size=8),
     max_size=4,
 )
@@ -298,7 +299,7 @@ def test_shared_memory_is_refused() -> None:
     assert "shared memory" in refused(message(outputs=[{"name": "y", "parameters": region}]), Unsupported)
 
 
-@pytest.mark.parametrize("raw", [b"abc", b"\xff\xff\xff\xff", b"\1\0\0", b"\0\0\0\0" * 2])
+@pytest.mark.parametrize("raw", [b"abcde", b"\xff\xff\xff\xff", b"\1\0\0\0", b"\0\0\0\0" * 2])
 def test_lying_length_prefixes_are_found_by_the_decode(raw: bytes) -> None:
     one = pb.ModelInferRequest.InferInputTensor(name="x", datatype="BYTES", shape=[1])
     data = message(inputs=[one], raw_input_contents=[raw]).SerializeToString()
@@ -373,11 +374,12 @@ def test_relayed_messages_are_named_and_renamed() -> None:
     service = "/inference.GRPCInferenceService/"
     ready = wire.text(1, "m") + wire.text(2, "3")
     assert codec.named(service + "ModelReady", ready) == ("m", "3")
-    assert codec.named(service + "ModelReady", codec.rename(service + "ModelReady", ready, "b")) == ("b", "3")
+    assert codec.named(service + "ModelReady", codec.rename(service + "ModelReady", ready, "b", "")) == ("b", "3")
+    assert codec.named(service + "ModelReady", codec.rename(service + "ModelReady", ready, "b", "9")) == ("b", "9")
     load = wire.text(1, "repository") + wire.text(2, "m")
     assert codec.named(service + "RepositoryModelLoad", load) == ("m", "")
     assert not codec.names_model(service + "ServerMetadata")
-    assert codec.rename(service + "ServerMetadata", b"", "b") == b""
+    assert codec.rename(service + "ServerMetadata", b"", "b", "9") == b""
     for broken in (b"\x0a\x05m", b"\x0a\x01\xff"):
         with pytest.raises(BadRequest, match="ModelReady: expected its protobuf message"):
             codec.named(service + "ModelReady", broken)

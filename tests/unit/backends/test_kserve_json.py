@@ -140,7 +140,35 @@ def test_integers_out_of_range_wrap(datatype: str) -> None:
     bits = 8 * ITEM_BYTES[datatype]
     top = 2**bits
     values = [-1, top - 1, top, top + 1, -top, top // 2, -top // 2, -top // 2 - 1]
-    assert decoded(body(datatype, [8], values)) == b"".join((v % top).to_bytes(bits // 8, "little") for v in values)
+    values = [value for value in values if -(2**63) <= value < 2**64]
+    packed = b"".join((v % top).to_bytes(bits // 8, "little") for v in values)
+    assert decoded(body(datatype, [len(values)], values)) == packed
+    for beyond in (2**64, -(2**63) - 1, 10**400):
+        assert "64 bits" in refused(with_data(datatype, [1], str([beyond])))
+
+
+def test_reserved_parameters_are_what_they_must_be() -> None:
+    good = [
+        ("timeout", 5),
+        ("priority", 0),
+        ("sequence_id", "a"),
+        ("sequence_id", 7),
+        ("sequence_end", True),
+        ("mine", -3),
+    ]
+    for name, value in good:
+        read_request(body("FP32", [1], [1], parameters={name: value}), None)
+    bad = [("timeout", -1), ("timeout", True), ("timeout", 10**400), ("priority", "high"), ("sequence_id", 1.5)]
+    bad += [("sequence_start", 1), ("binary_data_output", "yes"), ("mine", 2**64)]
+    for name, value in bad:
+        assert name in refused(body("FP32", [1], [1], parameters={name: value}))
+
+
+def test_data_too_short_for_its_shape_is_refused_unread() -> None:
+    for shape in ([2**31, 16], [2**28, 16], [3]):
+        with pytest.raises(BadRequest, match="too short"):
+            read_request(with_data("FP32", shape, "[1.0]"), None)
+    read_request(with_data("INT8", [5], "[1,2,3,4,5]"), None)
 
 
 def test_bytes_of_a_megabyte() -> None:

@@ -179,3 +179,11 @@ def test_rows_of_different_kinds_have_no_common_tensor(other: Answer, turned: bo
 
 def test_what_leaves_a_call_is_what_came() -> None:
     assert plains(rows.take(call([1, 2], [3, 4], [5, 6]), [2, 0, 2])) == plains(call([5, 6], [1, 2], [5, 6]))
+
+
+def test_what_has_too_many_rows_is_not_divided() -> None:
+    def wide(rows: int) -> Infer:
+        return Infer(Tensors.of((Tensor("x", "INT8", (rows, 0), b""),)))
+
+    assert rows.count(wide(rows.MAX_ROWS)) == rows.MAX_ROWS
+    assert rows.count(wide(rows.MAX_ROWS + 1)) is None

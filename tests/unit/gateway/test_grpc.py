@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -15,7 +15,7 @@ import pytest
 
 from backends.errors import BackendFailed, BadRequest, Expired, Failure, NotFound, Rejected
 from backends.proto import kserve_pb2 as pb
-from backends.request import Answer, Infer, Relay, Reply, Request, RpcCall, Tensors
+from backends.request import Answer, Infer, Relay, Reply, Request, RpcCall, Tensors, replace
 from backends.tensor import Tensor, join_elements
 from backends.triton_grpc import TritonGrpc
 from gateway.grpc import GrpcEdge
@@ -300,7 +300,7 @@ def test_unary_calls_are_relayed() -> None:
                 assert content.method == SERVICE + method
                 assert content.metadata == (("traceparent", "00-1"), ("k-bin", b"\xff"))
             assert [(r.model, r.version) for r in seen] == [("m", "3")] * 4 + [("", "")] * 2
-            assert seen[0].stream
+            assert not any(request.stream for request in seen)
             assert seen[0].headers == {"traceparent": "00-1"}
             assert 0 < seen[0].deadline - time.monotonic() <= 5 * 1.01  # as gRPC rounds it
             assert await setup.call("/inference.Other/Thing", b"1") == b"1"
@@ -422,10 +422,10 @@ def test_health() -> None:
             named = pb.HealthCheckRequest(service="inference.GRPCInferenceService").SerializeToString()
             unknown = pb.HealthCheckRequest(service="other").SerializeToString()
             assert await setup.call(check) == await setup.call(check, named) == serving
-            assert await setup.client.ready(time.monotonic() + 2)
+            assert await setup.client.ready(time.monotonic() + 2, {})
             setup.ready = False
             assert await setup.call(check) == not_serving
-            assert not await setup.client.ready(time.monotonic() + 2)
+            assert not await setup.client.ready(time.monotonic() + 2, {})
             assert pb.ServerLiveResponse.FromString(await setup.call("ServerLive")).live
             assert (await refusal(setup.call(check, unknown)))[0] is grpc.StatusCode.NOT_FOUND
             assert (await refusal(setup.call(check, b"\x0b")))[0] is grpc.StatusCode.INVALID_ARGUMENT

@@ -21,7 +21,7 @@ backends:
 routes:
   twice: {backend: plain}
   with/slash: {backend: plain}
-limits: {body_bytes: 64KiB}
+limits: {body_bytes: 64KiB, timeout: 200ms}
 """
 GOOD = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}
 JSON = msgspec.json.encode(GOOD)
@@ -122,6 +122,23 @@ def test_compressed_bodies(encode: Any) -> None:
     assert response.status_code == 200
 
 
+def test_a_gzip_body_may_have_several_members_and_nothing_else_behind() -> None:
+    path = "/v2/models/twice/infer"
+    members = gzip.compress(JSON[:20]) + gzip.compress(JSON[20:])
+    assert ask("POST", path, members, content_encoding="gzip")[1].status_code == 200
+    refused(ask("POST", path, gzip.compress(JSON) + b"rest", content_encoding="gzip")[1], 400)
+
+
+def test_a_body_that_does_not_come_is_408() -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(5)
+        yield b"}"
+
+    _, response = ask("POST", "/v2/models/twice/infer", chunks())
+    assert "within 0.2 s" in refused(response, 408)
+
+
 def test_compression_that_lies_or_explodes_or_is_unknown() -> None:
     path = "/v2/models/twice/infer"
     assert "at most 65536" in refused(ask("POST", path, gzip.compress(b" " * 10**6), content_encoding="gzip")[1], 413)
@@ -161,7 +178,8 @@ def test_many_tiny_chunks_are_one_body() -> None:
         (b'{"inputs":[{"name":"X","datatype":"FP32","shape":[99999999,99999999],"data":[1]}]}', "absurdly large"),
         (b'{"inputs":[{"name":"X","datatype":"FP32","shape":[1]}]}', "'data'"),
         (b'{"inputs":[{"name":"X","datatype":"FP32","shape":[1],"data":["a"]}]}', "FP32"),
-        (b'{"inputs":[{"name":"X","datatype":"FP32","shape":[3],"data":[1]}]}', "12 bytes, got 4"),
+        (b'{"inputs":[{"name":"X","datatype":"FP32","shape":[3],"data":[1]}]}', "asks for 3 elements"),
+        (b'{"inputs":[{"name":"X","datatype":"FP32","shape":[3],"data":[1,    2]}]}', "12 bytes, got 8"),
         (b'{"inputs":[{"name":"X","datatype":"BYTES","shape":[1],"data":["\xff"]}]}', ""),
     ],
 )
@@ -191,6 +209,9 @@ def test_hop_by_hop_headers_and_our_own_do_not_reach_the_backend() -> None:
     names = {name for name, _ in request.content.headers}  # type: ignore[union-attr]
     assert b"x-public" in names
     assert not names & {b"connection", b"x-private", b"te", b"transfer-encoding", b"host"}
+    assert set(request.headers) == {"traceparent"}
+    r, _ = ask("POST", "/v2/models/twice/infer", JSON, connection="keep-alive, x-private", x_private="1")
+    assert "x-private" not in r.server.requests[0].headers
     r, _ = ask("POST", "/v2/models/twice/infer", JSON, headrace_timeout_ms="500", x_public="2")
     assert r.server.requests[0].headers["x-public"] == "2"
     assert not [name for name in r.server.requests[0].headers if name.startswith("headrace-")]
@@ -201,3 +222,18 @@ def test_a_raw_body_is_relayed_as_it_is() -> None:
     assert response.status_code == 200
     call = r.server.requests[0].content
     assert call.body == b"\x00\x01"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("path", ["/v2/models/twice/generate", "/v2/logging", "/v2/repository/index"])
+def test_what_would_end_the_backend_is_not_relayed(path: str) -> None:
+    deep = b"[" * 20_000 + b"]" * 20_000
+    r, response = ask("POST", path, deep)
+    assert "nested more than 64" in refused(response, 400)
+    refused(ask("POST", path, gzip.compress(deep), content_encoding="gzip")[1], 400)
+    assert r.server.requests == []
+
+
+def test_headers_that_the_backend_would_hang_up_on_are_400() -> None:
+    r, response = ask("POST", "/v2/models/twice/infer", JSON, cookie="a" * 9000)
+    assert "at most 7000 bytes" in refused(response, 400)
+    assert r.server.requests == []

@@ -9,7 +9,8 @@ import httpx
 import numpy as np
 import pytest
 
-from backends.errors import BackendFailed, BadReply, ConnectionLost, Rejected, Unreachable
+from backends.errors import BackendFailed, BadReply, ConnectionLost, Expired, Rejected, Unreachable
+from backends.request import HttpCall, Request
 from backends.tensor import Tensor
 from tests.support.gateway import FakeServer, Rig, double, fp32
 
@@ -256,3 +257,120 @@ def test_unsampled_requests_are_not_recorded_beyond_the_allowance() -> None:
         assert r.tracing.recent.ids() == [trace_id]
 
     asyncio.run(run())
+
+
+TWO = """
+backends:
+  pair: {endpoints: [http://127.0.0.1:1, http://127.0.0.1:2], model: twice, batch: {max_rows: 4, slots: 2}}
+routes:
+  pair: {backend: pair}
+"""
+
+
+def test_a_replica_that_is_known_to_be_dead_attracts_nothing() -> None:
+    async def run() -> None:
+        dead = FakeServer({})
+        dead.failure = Unreachable("connection refused")
+        r = Rig(TWO, FakeServer({"twice": double}), {"http://127.0.0.1:2": dead})
+        for endpoint in r.endpoints:
+            endpoint.ready = endpoint.name.endswith(":1")
+        async with r.client() as client:
+            for _ in range(20):
+                assert output(await post(client, "pair", body([1.0])), "Y") == [2.0]
+        assert dead.requests == []
+
+    asyncio.run(run())
+
+
+def test_replicas_that_are_ready_take_turns() -> None:
+    async def run() -> None:
+        other = FakeServer({"twice": double})
+        r = Rig(TWO, FakeServer({"twice": double}), {"http://127.0.0.1:2": other})
+        async with r.client() as client:
+            for _ in range(20):
+                await post(client, "pair", body([1.0]))
+        assert 5 <= len(other.requests) <= 15
+
+    asyncio.run(run())
+
+
+def test_a_call_that_would_reach_one_replica_of_several_is_refused() -> None:
+    async def run() -> None:
+        r = Rig(TWO, FakeServer({}))
+        async with r.client() as client:
+            load = await client.post("/v2/repository/models/pair/load")
+            logging = await client.post("/v2/logging", json={})
+            reading = await client.get("/v2/logging")
+        assert (load.status_code, logging.status_code, reading.status_code) == (501, 501, 200)
+        assert "several replicas" in load.json()["error"]
+
+    asyncio.run(run())
+
+
+class Slow(FakeServer):
+    """Answers `slow` never, and everything else at once."""
+
+    async def __call__(self, request: Any, /) -> Any:
+        if request.model != "slow":
+            return await super().__call__(request)
+        await asyncio.sleep(max(0.0, min(request.deadline - asyncio.get_running_loop().time(), 5)))
+        raise Expired("backend")
+
+
+SLOW = """
+backends:
+  slow: {endpoints: [http://127.0.0.1:1], model: slow, timeout: 30ms}
+  large: {endpoints: [http://127.0.0.1:1], model: large}
+routes:
+  cascade:
+    tiers:
+      - {backend: slow, accept: {output: P, values: probabilities, score: margin, threshold: 0.5}}
+      - {backend: large}
+  alone: {backend: slow}
+"""
+
+
+def test_a_tier_that_is_slower_than_its_own_limit_passes_its_rows_on() -> None:
+    async def run() -> None:
+        r = Rig(SLOW, Slow({"large": large}))
+        async with r.client() as client:
+            answer = await post(client, "cascade", body([0.1, 0.2]))
+            assert output(answer, "WHO") == [1.0, 1.0]
+            assert answer.headers["headrace-tier"] == "large=2"
+            alone = await post(client, "alone", body([0.1]))
+            assert alone.status_code == 504
+            assert alone.json() == {"error": "'http://127.0.0.1:1' did not answer within 0.03 s"}
+            hurried = await post(client, "cascade", body([0.1]), headers={"headrace-timeout-ms": "10"})
+            assert hurried.status_code == 504
+            assert "deadline exceeded in backend" in hurried.json()["error"]
+
+    asyncio.run(run())
+
+
+def test_a_stream_is_in_flight_until_it_ends() -> None:
+    async def run() -> None:
+        r = rig(PROXY)
+        call = HttpCall("POST", "/v2/models/other/generate_stream")
+        reply = await r.services["http"](Request(model="other", content=call, stream=True))
+        assert (r.things.in_flight.count, sum(e.in_flight for e in r.endpoints)) == (1, 1)
+        await reply.body.body.aclose()  # type: ignore[union-attr]
+        assert (r.things.in_flight.count, sum(e.in_flight for e in r.endpoints)) == (0, 0)
+        assert r.metric('headrace_requests_total{protocol="http",route="proxy",status="499"}') == 1
+
+    asyncio.run(run())
+
+
+def test_control_calls_are_for_models_of_the_gateway() -> None:
+    async def run() -> None:
+        async with rig().client() as client:
+            foreign = await client.post("/v2/repository/models/other/unload")
+            own = await client.post("/v2/repository/models/sure/load")
+        assert foreign.status_code == 404
+        assert own.json()["target"] == "/v2/repository/models/large/load"
+
+    asyncio.run(run())
+
+
+def test_equal_cache_settings_are_not_one_cache() -> None:
+    r = rig(POLICY + "  second: {backend: plain, cache: {ttl: 1h}}\n")
+    assert len(r.things.stores) == 2

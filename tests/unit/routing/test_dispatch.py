@@ -72,11 +72,11 @@ def test_a_merged_request_has_the_latest_deadline_and_no_callers_headers() -> No
         backend = Scripted()
         dispatch = make(backend)
         await asyncio.gather(
-            ask(dispatch, call([1]), deadline=5.0, headers={"a": "1"}, tenant="t", unit="u", span="s1"),
-            ask(dispatch, call([2]), deadline=9.0, priority=3, span="s2"),
+            ask(dispatch, call([1]), deadline=5.0, headers={"a": "1"}, span="s1"),
+            ask(dispatch, call([2]), deadline=9.0, span="s2"),
         )
         (merged,) = backend.requests
-        assert (merged.deadline, merged.priority, merged.tenant, merged.unit, merged.span) == (9.0, 3, "", "", None)
+        assert (merged.deadline, merged.span) == (9.0, None)
         assert (dict(merged.headers), [origin.span for origin in merged.origins]) == ({}, ["s1", "s2"])
 
     run(main())

@@ -1,0 +1,55 @@
+"""KServe v2 parameters: which ones say how a body is encoded, which the gateway acts upon, and what they must be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from backends.errors import BadRequest
+from backends.tensor import shown
+
+# How a body is encoded; never passed on to a backend as if it were the caller's.
+ENCODING = frozenset({"binary_data", "binary_data_size", "binary_data_output"})
+# What the gateway itself acts upon: two callers may differ in these and still share a batch or an answer.
+_GATEWAY = ENCODING | {"timeout", "priority"}
+# What ties a call to its predecessors: such a call is never merged with another, nor divided.
+STATEFUL = frozenset({"sequence_id", "sequence_start", "sequence_end"})
+
+_UNSIGNED = "an integer from 0 to 2^64 - 1"
+_FLAG = "true or false"
+_RESERVED = {
+    "timeout": _UNSIGNED, "priority": _UNSIGNED, "binary_data_size": _UNSIGNED, "sequence_start": _FLAG,
+    "sequence_end": _FLAG, "binary_data": _FLAG, "binary_data_output": _FLAG,
+    "sequence_id": f"{_UNSIGNED}, or a string",
+}  # fmt: skip
+
+
+def check_parameters(parameters: Mapping[str, Any]) -> None:
+    """BadRequest where a reserved parameter is not what it must be (Triton answers 500), or an integer is too large."""
+    for name, value in parameters.items():
+        number = isinstance(value, int) and not isinstance(value, bool)
+        if number and not -(1 << 63) <= value < 1 << 64:
+            raise BadRequest(f"parameter {shown(name)}: expected an integer of at most 64 bits, got {shown(value)}")
+        expected = _RESERVED.get(name)
+        if expected is None:
+            continue
+        fits = isinstance(value, bool) if expected is _FLAG else number and value >= 0
+        if not fits and not (name == "sequence_id" and isinstance(value, str)):
+            raise BadRequest(f"parameter '{name}': expected {expected}, got {shown(value)}")
+
+
+def passed_on(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that a backend may see, whatever the body is written as."""
+    return {name: value for name, value in parameters.items() if name not in ENCODING}
+
+
+def merged(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a call that serves several callers."""
+    return {name: value for name, value in parameters.items() if name not in _GATEWAY}
+
+
+def significant(parameters: Mapping[str, Any]) -> tuple[tuple[str, str, Any], ...]:
+    """The parameters that can change an answer, with their types (True and 1 are different parameters)."""
+    if not parameters:
+        return ()
+    return tuple(sorted((k, type(v).__name__, v) for k, v in parameters.items() if k not in _GATEWAY))

@@ -1,0 +1,55 @@
+"""A stream of chunks whose end is told exactly once, however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+
+class Watched:
+    """The chunks of `inner`; `ended(error)` is called when they are over (None), fail, or are left.
+
+    A stream that is closed before its end, or dropped without a word, ends with CancelledError. An object and not a
+    generator, because a generator that was never started runs nothing when it is closed. `idle` bounds the wait for
+    each chunk, in seconds, and raises TimeoutError.
+    """
+
+    def __init__(
+        self, inner: AsyncIterator[bytes], ended: Callable[[BaseException | None], None], idle: float | None = None
+    ) -> None:
+        self._inner = inner
+        self._ended: Callable[[BaseException | None], None] | None = ended
+        self._idle = idle
+
+    def __aiter__(self) -> Watched:
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            if self._idle is None:
+                return await anext(self._inner)
+            async with asyncio.timeout(self._idle):
+                return await anext(self._inner)
+        except StopAsyncIteration:
+            self._end(None)
+            raise
+        except BaseException as error:
+            await self._close(error)
+            raise
+
+    async def aclose(self) -> None:
+        await self._close(asyncio.CancelledError())
+
+    async def _close(self, error: BaseException) -> None:
+        self._end(error)
+        close = getattr(self._inner, "aclose", None)
+        if close is not None:
+            await close()
+
+    def _end(self, error: BaseException | None) -> None:
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            ended(error)
+
+    def __del__(self) -> None:
+        self._end(asyncio.CancelledError())

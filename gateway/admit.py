@@ -1,0 +1,81 @@
+"""The door: how many requests may be in the gateway, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from backends.errors import Expired, Rejected, Unreachable
+from backends.request import Relay, Reply, Request, Service, replace
+from backends.stream import Watched
+from policies import Policy
+
+# Inner stages know better where a request is and say so; the door's own timer is there for what they miss.
+_GRACE_SECONDS = 0.02
+
+
+@dataclass(slots=True)
+class InFlight:
+    """Requests of this process, whatever their policy: those being answered, and those whose body still comes."""
+
+    count: int = 0
+    reading: int = 0
+    draining: bool = False
+
+    def check(self, limit: int) -> None:
+        """Raises Unreachable while the process ends, Rejected where `limit` requests are in already."""
+        if self.draining:
+            raise Unreachable("the gateway is shutting down")
+        if self.count + self.reading >= limit:
+            raise Rejected(f"too many requests in flight, limit {limit}")
+
+    @contextmanager
+    def receiving(self, limit: int) -> Iterator[None]:
+        """While a request's body is read, which may take its sender long: it counts against `limit` already."""
+        self.check(limit)
+        self.reading += 1
+        try:
+            yield
+        finally:
+            self.reading -= 1
+
+
+class Admit:
+    """Bounds what is in flight, a stream until its end, and how long anything may take."""
+
+    def __init__(self, inner: Service, policy: Policy, in_flight: InFlight, now: Callable[[], float]) -> None:
+        self._inner = inner
+        self._limits = policy.limits
+        self._timeouts = {name: route.timeout for name, route in policy.routes.items() if route.timeout is not None}
+        self._in_flight = in_flight
+        self._now = now
+
+    async def __call__(self, request: Request, /) -> Reply:
+        now = self._now()
+        if request.deadline <= now:
+            raise Expired("edge")
+        self._in_flight.check(self._limits.in_flight)
+        # How long a stream may last is its caller's affair; how long a chunk may take is the endpoint's.
+        timeout = math.inf if request.stream else self._timeouts.get(request.model, self._limits.timeout)
+        deadline = min(request.deadline, now + timeout)
+        self._in_flight.count += 1
+        streams = False
+        try:
+            async with asyncio.timeout(deadline - now + _GRACE_SECONDS if deadline < math.inf else None):
+                reply = await self._inner(replace(request, deadline=deadline))
+            if isinstance(reply.body, Relay) and not isinstance(reply.body.body, bytes):
+                chunks = Watched(reply.body.body, self._left)
+                reply = replace(reply, body=replace(reply.body, body=chunks))
+                streams = True
+            return reply
+        except TimeoutError:
+            raise Expired("gateway", f"deadline exceeded after {(self._now() - now) * 1e3:.0f} ms") from None
+        finally:
+            if not streams:
+                self._in_flight.count -= 1
+
+    def _left(self, error: BaseException | None) -> None:
+        self._in_flight.count -= 1

@@ -1,0 +1,83 @@
+"""Bodies of HTTP requests: read within bounds of size and time, and decompressed within the same bound."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import zlib
+from collections.abc import Callable
+
+from backends.errors import BadRequest, SlowCaller, TooLarge, UnknownEncoding
+from backends.tensor import shown
+from gateway.admit import InFlight
+from gateway.server import Receive
+from policies.spec import Limits
+
+# Longer numbers are no length; int() itself refuses them only from 4,300 digits on.
+NUMBER = re.compile(rb"[0-9]{1,18}")
+
+
+class Bodies:
+    """Reads bodies within `limits`, each counted by `in_flight` while it comes."""
+
+    def __init__(self, limits: Callable[[], Limits], in_flight: InFlight) -> None:
+        self._limits = limits
+        self._in_flight = in_flight
+
+    async def decoded(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+        """The body, decompressed where it is gzip or deflate."""
+        body = await self.read(headers, receive)
+        encoding = headers.get(b"content-encoding", b"identity").strip().lower()
+        if encoding == b"identity":
+            return body
+        if encoding not in (b"gzip", b"deflate"):
+            raise UnknownEncoding(
+                f"content-encoding: expected gzip or deflate, got {shown(encoding.decode('latin-1'))}"
+            )
+        return _inflated(body, encoding.decode(), self._limits().body_bytes)
+
+    async def read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+        """The body as it came. Raises TooLarge before it is read, or while; SlowCaller where it takes too long."""
+        limits = self._limits()
+        length = headers.get(b"content-length")
+        if length is not None and NUMBER.fullmatch(length) and int(length) > limits.body_bytes:
+            raise TooLarge(f"request body: expected at most {limits.body_bytes} bytes, got {int(length)}")
+        with self._in_flight.receiving(limits.in_flight):
+            try:
+                async with asyncio.timeout(limits.timeout):
+                    return await _whole(receive, limits.body_bytes)
+            except TimeoutError:
+                raise SlowCaller(f"request body: expected all of it within {limits.timeout:g} s") from None
+
+
+async def _whole(receive: Receive, limit: int) -> bytes:
+    # One buffer however many chunks: a table of a million one-byte chunks would cost a hundred times their bytes.
+    whole = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise asyncio.CancelledError
+        body: bytes = message.get("body", b"")
+        if len(whole) + len(body) > limit:
+            raise TooLarge(f"request body: expected at most {limit} bytes, got more")
+        if not message.get("more_body"):
+            return bytes(whole) + body if whole else body
+        whole += body
+
+
+def _inflated(body: bytes, encoding: str, limit: int) -> bytes:
+    """All members of a gzip body, or a deflate one: zlib's frame (RFC 9110), though some clients send it bare."""
+    bare = encoding == "deflate" and (len(body) < 2 or (body[0] & 0x0F) != 8 or (body[0] << 8 | body[1]) % 31 != 0)
+    whole = b""
+    while body:
+        inflater = zlib.decompressobj(-15 if bare else 47)
+        try:
+            whole += inflater.decompress(body, limit + 1 - len(whole))
+        except zlib.error as error:
+            raise BadRequest(f"content-encoding {encoding}: {error}") from None
+        if len(whole) > limit:
+            raise TooLarge(f"request body: expected at most {limit} bytes after decompression, got more")
+        if not inflater.eof:
+            raise BadRequest(f"content-encoding {encoding}: the compressed body is cut short")
+        body = inflater.unused_data
+    return whole

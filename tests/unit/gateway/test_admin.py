@@ -1,0 +1,66 @@
+"""The admin application and the metrics page."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+
+from gateway.admin import admin, metrics_page, plain
+from gateway.app import Gateway
+from policies import parse
+
+POLICY = """
+backends:
+  a: {endpoints: [http://127.0.0.1:1], model: m, headers: {authorization: "${TOKEN}"}, batch: {}}
+routes:
+  r: {backend: a}
+"""
+
+
+def get(app: Any, *paths: str) -> list[httpx.Response]:
+    async def run() -> list[httpx.Response]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://admin") as client:
+            return [await client.get(path) for path in paths]
+
+    return asyncio.run(run())
+
+
+def gateway() -> Gateway:
+    return Gateway(parse(POLICY, "policy.yaml", {"TOKEN": "Bearer s3cret"}))
+
+
+def test_what_there_is_to_ask() -> None:
+    index, backends, ready, live = get(admin(gateway()), "/", "/backends", "/readyz", "/livez")
+    assert "/traces/{id}" in index.json()["paths"]
+    (endpoint,) = backends.json()["a"]["endpoints"]
+    assert endpoint == {"name": "http://127.0.0.1:1", "ready": None, "protocol": "http", "in_flight": 0}
+    assert backends.json()["a"]["queue"] == {"rows": 0, "batches_running": 0}
+    assert (ready.status_code, live.status_code) == (503, 200)
+
+
+def test_the_policy_is_shown_with_its_defaults_and_without_its_secrets() -> None:
+    (policy,) = get(admin(gateway()), "/policy")
+    assert "s3cret" not in policy.text
+    assert policy.json()["backends"]["a"]["headers"] == {"authorization": "***"}
+    assert policy.json()["limits"]["in_flight"] == 4096
+
+
+def test_no_trace_is_404_with_a_line() -> None:
+    last, unknown, nonsense = get(admin(gateway()), "/traces/last", "/traces/" + "1" * 32, "/traces/xyz")
+    assert last.json() == {"error": "no trace has been recorded yet"}
+    assert {r.status_code for r in (last, unknown, nonsense)} == {404}
+
+
+def test_the_metrics_page() -> None:
+    made = gateway()
+    (page,) = get(metrics_page(made.metrics), "/metrics")
+    assert page.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert f'headrace_policy_info{{version="{made.policy.version}"}} 1.0' in page.text
+    assert "headrace_requests_in_flight 0.0" in page.text
+    assert "process_cpu_seconds_total" in page.text
+
+
+def test_plain_says_tuples_and_mappings_as_json_can() -> None:
+    assert plain(((1, 2), {"a": None})) == [[1, 2], {"a": None}]

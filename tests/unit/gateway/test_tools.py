@@ -1,0 +1,54 @@
+"""Reports and traces for people."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from gateway.tools.report import Record, table, write
+from gateway.tools.trace_tree import tree
+
+
+def shown(renderable: object, width: int = 200) -> str:
+    console = Console(file=StringIO(), width=width)
+    console.print(renderable)
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def test_records_are_a_table_and_json(tmp_path: Path) -> None:
+    records = [
+        Record(case="heavy", metric="p50_ms", value=10.0, unit="ms"),
+        Record(case="cascade", metric="p50_ms", value=2.5, unit="ms", against="heavy", ratio=0.25),
+    ]
+    text = shown(table(records, {"p50_ms": ("p50 ms", ".1f")}))
+    assert "2.5 (25%)" in text
+    write(tmp_path / "deep/er/report.json", records)
+    document = msgspec.json.decode((tmp_path / "deep/er/report.json").read_bytes())
+    assert document[1] == {
+        "case": "cascade", "metric": "p50_ms", "value": 2.5, "unit": "ms", "against": "heavy", "ratio": 0.25,
+    }  # fmt: skip
+
+
+def span(name: str, span_id: str, parent: str | None, start: int, ms: float, **more: object) -> dict[str, object]:
+    return {
+        "name": name, "trace_id": "t1", "span_id": span_id, "parent_id": parent, "start_unix_ns": start,
+        "duration_ms": ms, "attributes": {}, "error": None, "links": [], **more,
+    }  # fmt: skip
+
+
+def test_a_trace_is_an_indented_tree_with_times() -> None:
+    spans = [
+        span("edge http", "a", "remote", 0, 9.0),
+        span("batch", "c", "b", 2_000_000, 5.0, trace_id="t2"),
+        span("dispatch", "b", "a", 1_000_000, 7.0, error="it [broke]", attributes={"headrace.rows": 3}),
+    ]
+    lines = shown(tree({"trace_id": "t1", "spans": spans})).splitlines()
+    assert lines[0] == "trace t1"
+    assert lines[1].startswith("└── edge http  9.00 ms  at 0.00")
+    assert lines[2].startswith("    └── dispatch  7.00 ms  at 1.00  rows=3")
+    assert "it [broke]" in lines[2]
+    assert lines[3].startswith("        └── batch  5.00 ms  at 2.00")
+    assert "(shared batch)" in lines[3]
