@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -20,8 +21,12 @@ METRICS = {
 
 def running() -> set[str]:
     """Process ids of servers that the demo starts."""
-    done = subprocess.run(["pgrep", "-f", "tritonserver|triton_python_backend_stub"], capture_output=True, text=True)
-    return set(done.stdout.split())
+    found = set()
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if re.search(rb"tritonserver|triton_python_backend_stub", file.read_bytes()):
+                found.add(file.parent.name)
+    return found
 
 
 def shared_memory() -> set[str]:
