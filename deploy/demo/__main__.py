@@ -66,8 +66,10 @@ def main(
         "--triton (metrics)": Address(triton_http.host, triton_http.port + 2),
     }
     _check_ports(addresses)
-    # SIGTERM ends the demo as Ctrl-C does: everything that was started is stopped on the way out.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # SIGTERM ends the demo as Ctrl-C does, which a shell's background job would ignore: everything that was started is
+    # stopped on the way out.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     try:
         with ExitStack() as stack:
             _run(stack, addresses, json, once=once)
@@ -259,7 +261,7 @@ It stays up until Ctrl-C. Try:
   text = triton.InferInput("TEXT", [2, 1], "BYTES")
   text.set_data_from_numpy(np.array([["where is my refund"], ["top up failed"]], dtype=object))
   print(client.infer("intent", [text]).as_numpy("LABEL"))
-  PY""", markup=False, highlight=False)  # fmt: skip
+  PY""", markup=False, highlight=False, soft_wrap=True)  # fmt: skip
 
 
 def _address(flag: str, text: str) -> Address:
