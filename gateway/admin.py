@@ -2,7 +2,10 @@
 
 GET /                 what there is to ask
 GET /backends         endpoints with readiness, protocol and calls in the air; queues
-GET /policy           version and effective values of the policy in force
+GET /policy           effective values of the policy in force, why the last one was refused, versions before it
+POST /policy          puts the policy of the body (YAML) in force, or says all that is wrong with it; ?force=true takes
+                      it although new endpoints are not ready
+POST /policy/rollback puts the policy in force that was before this one
 GET /traces           ids of recent traces, the last one first
 GET /traces/{id}      one trace as a list of spans; `last` is the last one
 GET /livez /readyz
@@ -10,7 +13,8 @@ GET /livez /readyz
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
+import os
+from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,6 +24,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.metrics import CONTENT_TYPE, Metrics
+from policies import PolicyError, parse
 from policies.spec import Secret
 
 if TYPE_CHECKING:
@@ -36,7 +41,28 @@ def admin(gateway: Gateway) -> Starlette:
         return _json(gateway.backends())
 
     async def policy(_: Request) -> Response:
-        return _json(plain(gateway.policy))
+        history = [before.version for before in gateway.reload.history]
+        return _json({**plain(gateway.policy), "refused": gateway.reload.refused, "history": history})
+
+    async def apply(request: Request) -> Response:
+        try:
+            text = (await request.body()).decode()
+            candidate = parse(text, request.query_params.get("file", "policy"), os.environ)
+            # Listeners are the process's; what a file says of them was overruled by flags, perhaps.
+            candidate = replace(candidate, listen=gateway.policy.listen)
+            await gateway.apply(candidate, force=request.query_params.get("force") == "true")
+        except UnicodeDecodeError:
+            return _json({"error": "expected a policy in UTF-8"}, 400)
+        except PolicyError as error:
+            return _json({"error": "policy refused", "problems": [str(problem) for problem in error.problems]}, 400)
+        return _json({"version": gateway.policy.version})
+
+    async def rollback(_: Request) -> Response:
+        try:
+            await gateway.rollback()
+        except PolicyError as error:
+            return _json({"error": str(error.problems[0])}, 409)
+        return _json({"version": gateway.policy.version})
 
     async def traces(_: Request) -> Response:
         return _json(gateway.tracing.recent.ids())
@@ -62,7 +88,9 @@ def admin(gateway: Gateway) -> Starlette:
     routes = [
         Route("/", index),
         Route("/backends", backends),
-        Route("/policy", policy),
+        Route("/policy", policy, methods=["GET"]),
+        Route("/policy", apply, methods=["POST"]),
+        Route("/policy/rollback", rollback, methods=["POST"]),
         Route("/traces", traces),
         Route("/traces/{id}", trace),
         Route("/livez", live),

@@ -12,67 +12,78 @@ import gc
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import uvloop
 
-from backends.endpoint import Endpoint
 from backends.errors import Failure
-from backends.http_client import HttpClient
 from backends.request import Reply, Request, Service
-from backends.triton_grpc import TritonGrpc
-from backends.triton_http import TritonHttp
 from gateway import respond
 from gateway.admin import admin, metrics_page
 from gateway.body import Bodies
+from gateway.connect import Connect
 from gateway.grpc import GrpcEdge
 from gateway.http import HttpEdge
 from gateway.metrics import Metrics
 from gateway.probe import Probing
+from gateway.reload import Reload, Snapshot
 from gateway.server import HttpServer
 from gateway.stack import Things, Tools, build
 from gateway.telemetry import Tracing
-from policies import Policy
-from policies.spec import Address, Backend
-from policies.spec import Endpoint as EndpointSpec
+from gateway.watch import Watch
+from policies import Policy, PolicyError
+from policies.spec import Address
 
 _log = logging.getLogger("headrace")
 # Kubernetes kills 30 s after SIGTERM; what is in flight has a deadline of that order too.
 DRAIN_SECONDS = 25
 # For what is still open then: the last bytes of answers, idle streams.
 _CLOSE_SECONDS = 2
-# The largest answer that is taken from a backend; beyond, something is wrong with it.
-MAX_REPLY_BYTES = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the policy comes from: its file, and how that is read (command-line flags included)."""
+
+    path: Path
+    load: Callable[[], Policy]
 
 
 class Gateway:
     """One process's gateway. `tentative_grpc` says that gRPC addresses were guessed and are used once they answer."""
 
     def __init__(self, policy: Policy, *, tentative_grpc: bool = False) -> None:
-        self.policy = policy
-        self._tentative = tentative_grpc
         self._now = time.monotonic
         telemetry = policy.telemetry
         self.tracing = Tracing(per_second=telemetry.traces_per_second, keep=telemetry.traces_kept, now=self._now)
         self.metrics = Metrics()
-        self.metrics.policy(policy.version)
-        self._things = Things()
         self.metrics.watch_in_flight(lambda: self._things.in_flight.count)
-        tools = Tools(self._now, self.tracing, self.metrics, self._connect)
-        self._services = build(policy, self._things, tools)
-        self._probing = Probing(self._endpoints, self.metrics)
+        self._tools = Tools(self._now, self.tracing, self.metrics, Connect(self._now, tentative_grpc))
+        self.reload = Reload(self._snapshot(policy, Things()), self._snapshot)
+        self._in_force()
+        self._probing = Probing(lambda: self._things.all_endpoints(), self.metrics)
         self._servers: list[HttpServer] = []
         self._open = False
         self._grpc: GrpcEdge | None = None
         self.addresses: dict[str, Address] = {}
 
+    @property
+    def policy(self) -> Policy:
+        """The policy in force."""
+        return self.reload.current.policy
+
+    @property
+    def _things(self) -> Things:
+        return self.reload.current.things
+
     def ready(self) -> bool:
         """Whether a request has a chance: every port is open, not draining, and some endpoint says that it is ready."""
-        return self._open and any(endpoint.ready for _, endpoint in self._endpoints())
+        return self._open and any(endpoint.ready for _, endpoint in self._things.all_endpoints())
 
     def backends(self) -> dict[str, Any]:
         """What is known of each backend, for people."""
@@ -100,7 +111,7 @@ class Gateway:
             now=self._now,
             bodies=Bodies(lambda: self.policy.limits, self._things.in_flight),
             ready=self.ready,
-            decision_headers=self._decision_headers,
+            decision_headers=respond.decision_headers,
             refused=partial(self._refused, "http"),
             report=self._report,
         )
@@ -122,7 +133,7 @@ class Gateway:
                 max_message_bytes=self.policy.limits.body_bytes,
                 ready=self.ready,
                 grpc_status=respond.grpc_status,
-                decision_headers=self._decision_headers,
+                decision_headers=respond.decision_headers,
                 refused=partial(self._refused, "grpc"),
                 report=self._report,
             )
@@ -147,17 +158,49 @@ class Gateway:
             closing.append(self._grpc.stop(_CLOSE_SECONDS))
         await asyncio.gather(*closing)
         await self._probing.close()
+        await self.reload.close()
         await self._things.close()
         self.tracing.close()
 
+    async def apply(self, policy: Policy, *, force: bool = False) -> None:
+        """Puts another policy in force. Raises PolicyError, and the old one stays."""
+        with self._counted():
+            if await self.reload.apply(policy, force=force):
+                self._in_force()
+
+    async def rollback(self) -> None:
+        """Puts the policy before this one in force. Raises PolicyError where there is none."""
+        with self._counted():
+            await self.reload.rollback()
+            self._in_force()
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        try:
+            yield
+        except PolicyError:
+            self.metrics.reloaded("refused")
+            raise
+        self.metrics.reloaded("applied")
+
+    def _in_force(self) -> None:
+        self.metrics.policy(self.policy.version)
+        self.tracing.per_second = self.policy.telemetry.traces_per_second
+
+    def _snapshot(self, policy: Policy, things: Things) -> Snapshot:
+        return Snapshot(policy, build(policy, things, self._tools), things)
+
     def _service(self, protocol: str) -> Service:
         async def current(request: Request, /) -> Reply:
-            return await self._services[protocol](request)
+            # From here to its end the request knows this snapshot alone.
+            snapshot = self.reload.current
+            snapshot.active += 1
+            try:
+                return await snapshot.services[protocol](request)
+            finally:
+                snapshot.active -= 1
 
         return current
-
-    def _decision_headers(self, reply: Reply) -> respond.Headers:
-        return respond.decision_headers(reply) if self.policy.telemetry.response_headers else ()
 
     def _refused(self, protocol: str, failure: Failure) -> None:
         """Counts and logs what an edge refused by itself, before there was a request to observe."""
@@ -171,41 +214,6 @@ class Gateway:
         self.metrics.defect()
         _log.error("internal error", exc_info=error)
 
-    def _endpoints(self) -> Iterable[tuple[str, Endpoint]]:
-        for name, (_, endpoints) in self._things.endpoints.items():
-            for endpoint in endpoints:
-                yield name, endpoint
-
-    def _connect(self, backend: Backend) -> tuple[Endpoint, ...]:
-        return tuple(self._endpoint(backend, spec) for spec in backend.endpoints)
-
-    def _endpoint(self, backend: Backend, spec: EndpointSpec) -> Endpoint:
-        http = grpc = None
-        if spec.http is not None:
-            url = urlsplit(spec.http)
-            client = HttpClient(
-                url.hostname or "",
-                url.port or 80,
-                now=self._now,
-                connect_timeout=backend.connect_timeout,
-                max_response_bytes=MAX_REPLY_BYTES,
-            )
-            http = TritonHttp(client)
-        if spec.grpc is not None:
-            grpc = TritonGrpc(
-                spec.grpc, now=self._now, connect_timeout=backend.connect_timeout, max_message_bytes=MAX_REPLY_BYTES
-            )
-        return Endpoint(
-            str(spec),
-            http=http,
-            grpc=grpc,
-            prefer_grpc=backend.protocol == "grpc",
-            tentative=self._tentative,
-            timeout=backend.timeout,
-            headers=backend.headers,
-            now=self._now,
-        )
-
 
 async def _started(name: str, starting: Any) -> Any:
     try:
@@ -214,26 +222,55 @@ async def _started(name: str, starting: Any) -> Any:
         raise OSError(error.errno, f"listener '{name}': {error.strerror or error}") from None
 
 
-def run(policy: Policy, *, tentative_grpc: bool = False, started: Callable[[Gateway], None] | None = None) -> None:
-    """Serves `policy` until SIGTERM or SIGINT. Raises OSError where a port is taken."""
+def run(policy: Policy, source: Source | None = None, *, tentative_grpc: bool = False) -> None:
+    """Serves `policy` until SIGTERM or SIGINT, and what `source` says later. Raises OSError where a port is taken."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(policy, tentative_grpc, started))
+        runner.run(_serve(policy, source, tentative_grpc))
 
 
-async def _serve(policy: Policy, tentative_grpc: bool, started: Callable[[Gateway], None] | None) -> None:
+async def _serve(policy: Policy, source: Source | None, tentative_grpc: bool) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     gateway = Gateway(policy, tentative_grpc=tentative_grpc)
+    watch: Watch | None = None
     try:
         await gateway.start()
+        if source is not None:
+            watch = Watch(source.path, partial(_reload, gateway, source))
+            watch.start()
+            loop.add_signal_handler(signal.SIGHUP, _in_background(partial(_reload, gateway, source)))
         # What exists now lives as long as the process: the collector need not walk it for every request's garbage.
         gc.collect()
         gc.freeze()
-        if started is not None:
-            started(gateway)
         await stop.wait()
         _log.info("draining", extra={"fields": {"in_flight": gateway._things.in_flight.count}})
     finally:
+        if watch is not None:
+            await watch.close()
         await gateway.close()
+
+
+def _in_background(work: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """A callback that starts `work`, and holds on to it until it has ended."""
+    running: set[asyncio.Task[None]] = set()
+
+    def start() -> None:
+        task = asyncio.get_running_loop().create_task(work())
+        running.add(task)
+        task.add_done_callback(running.discard)
+
+    return start
+
+
+async def _reload(gateway: Gateway, source: Source) -> None:
+    """What the file says now, or else the reasons why not."""
+    try:
+        policy = source.load()
+    except PolicyError as error:
+        gateway.reload.refuse(error)
+        gateway.metrics.reloaded("refused")
+        return
+    with suppress(PolicyError):  # its reasons are kept and logged where it was refused
+        await gateway.apply(policy)

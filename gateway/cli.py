@@ -11,7 +11,9 @@ from urllib.parse import urlsplit
 
 import typer
 
-from policies import Policy, PolicyError, implicit, load
+from gateway.tools import policy_commands
+from gateway.tools.bench import command as bench_command
+from policies import Policy, PolicyError, Problem, implicit, load
 from policies.address import listener
 from policies.problem import Wrong
 
@@ -24,6 +26,8 @@ app = typer.Typer(
 )
 trace_app = typer.Typer(help="Traces that a running gateway recorded.", no_args_is_help=True)
 app.add_typer(trace_app, name="trace")
+app.add_typer(policy_commands.app, name="policy")
+app.add_typer(bench_command.app, name="bench")
 
 _ADMIN = "http://127.0.0.1:8003"
 
@@ -64,18 +68,32 @@ def serve(
         else:
             assert policy_file is not None
             policy = load(policy_file, os.environ)
-        policy = _listening(policy, flags)
     except PolicyError as error:
         _die(str(error))
-    if access_log is not None:
-        policy = replace(policy, telemetry=replace(policy.telemetry, access_log=access_log))
+    declared = policy.listen
+    listen = _listening(policy, flags).listen
+
+    def overruled(policy: Policy) -> Policy:
+        """A policy as the flags of this command have it."""
+        logs = policy.telemetry.access_log if access_log is None else access_log
+        return replace(policy, listen=listen, telemetry=replace(policy.telemetry, access_log=logs))
+
+    def again() -> Policy:
+        """What the file says now."""
+        assert policy_file is not None
+        fresh = load(policy_file, os.environ)
+        if fresh.listen != declared:
+            wrong = "the listeners of a running gateway cannot change"
+            raise PolicyError([Problem(str(policy_file), 0, "listen", wrong, "restart it, or leave them as they were")])
+        return overruled(fresh)
+
     # Servers are imported by the command that serves, so that `check` answers at once.
-    from gateway.app import run
+    from gateway.app import Source, run
     from gateway.log import configure
 
     configure(log_level, "json" if log_format == "json" or (not log_format and not sys.stderr.isatty()) else "text")
     try:
-        run(policy, tentative_grpc=tentative)
+        run(overruled(policy), Source(policy_file, again) if policy_file else None, tentative_grpc=tentative)
     except OSError as error:
         _die(f"{error.strerror or error}; see the flags --http, --grpc, --metrics, --admin")
 

@@ -87,6 +87,9 @@ class Metrics:
             registry=registry,
         ))  # fmt: skip
         self._policy = Gauge("headrace_policy_info", "The policy in force", ["version"], registry=registry)
+        self._reloads = Counter(
+            "headrace_policy_reloads", "Policies offered to the running gateway", ["result"], registry=registry
+        )
         self._defects = Counter("headrace_internal_errors", "Defects of the gateway itself", registry=registry)
 
     def watch_in_flight(self, count: Callable[[], float]) -> None:
@@ -127,6 +130,10 @@ class Metrics:
     def policy(self, version: str) -> None:
         self._policy.clear()
         self._policy.labels(version).set(1)
+
+    def reloaded(self, result: str) -> None:
+        """`result` is `applied` or `refused`."""
+        self._reloads.labels(result).inc()
 
     def defect(self) -> None:
         self._defects.inc()

@@ -23,7 +23,10 @@ _LEFT = "499"  # nginx's status for a client that closed the request
 
 
 class Observed:
-    """`inner` as one protocol's edge calls it. `routes` holds the names that may become labels."""
+    """`inner` as one protocol's edge calls it.
+
+    `routes` holds the names that may become labels; without `headers` the caller is not told what was decided.
+    """
 
     def __init__(
         self,
@@ -36,6 +39,7 @@ class Observed:
         tracing: Tracing,
         metrics: Metrics,
         access_log: bool,
+        headers: bool,
         now: Callable[[], float],
     ) -> None:
         self._inner = inner
@@ -46,6 +50,7 @@ class Observed:
         self._tracing = tracing
         self._metrics = metrics
         self._access_log = access_log
+        self._headers = headers
         self._now = now
 
     async def __call__(self, request: Request, /) -> Reply:
@@ -63,9 +68,13 @@ class Observed:
         if isinstance(reply.body, Relay) and not isinstance(reply.body.body, bytes):
             # A stream's outcome is recorded when it ends, however it ends.
             watched = Watched(reply.body.body, lambda error: self._end(request, span, began, reply, error))
-            return replace(reply, body=replace(reply.body, body=watched))
+            return self._shown(replace(reply, body=replace(reply.body, body=watched)))
         self._end(request, span, began, reply, None)
-        return reply
+        return self._shown(reply)
+
+    def _shown(self, reply: Reply) -> Reply:
+        """What the edge may tell the caller of the reply."""
+        return reply if self._headers else replace(reply, policy="", trail=())
 
     def _end(
         self, request: Request, span: Span | None, began: float, reply: Reply | None, error: BaseException | None

@@ -16,7 +16,7 @@ without a cascade is a cascade of one tier: the general case with n = 1 is the o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from backends.endpoint import Endpoint
@@ -56,10 +56,34 @@ class Things:
     stores: dict[tuple[str, Cache], Store] = field(default_factory=dict)
     in_flight: InFlight = field(default_factory=InFlight)
 
+    def fork(self) -> Things:
+        """A copy that another policy may be built with, while this one stays as it is."""
+        return Things(dict(self.endpoints), dict(self.dispatchers), dict(self.stores), self.in_flight)
+
+    def all_endpoints(self) -> list[tuple[str, Endpoint]]:
+        """Every endpoint, with the name of its backend."""
+        return [(name, endpoint) for name, (_, endpoints) in self.endpoints.items() for endpoint in endpoints]
+
+    def endpoints_beyond(self, other: Things) -> list[tuple[str, Endpoint]]:
+        """The endpoints that `other` has not."""
+        known = {id(endpoint) for _, endpoint in other.all_endpoints()}
+        return [(name, endpoint) for name, endpoint in self.all_endpoints() if id(endpoint) not in known]
+
+    def prune(self, policy: Policy) -> None:
+        """Drops what `policy` has no use for."""
+        backends = policy.backends
+        caches = {(route.name, route.cache) for route in policy.routes.values()}
+        self.endpoints = {
+            name: kept
+            for name, kept in self.endpoints.items()
+            if name in backends and kept[0] == _replicas(backends[name])
+        }
+        self.dispatchers = {name: kept for name, kept in self.dispatchers.items() if kept[0] == backends.get(name)}
+        self.stores = {key: store for key, store in self.stores.items() if key in caches}
+
     async def close(self) -> None:
-        for _, endpoints in self.endpoints.values():
-            for endpoint in endpoints:
-                await endpoint.close()
+        for _, endpoint in self.all_endpoints():
+            await endpoint.close()
 
 
 def build(policy: Policy, things: Things, tools: Tools) -> dict[str, Service]:
@@ -69,6 +93,7 @@ def build(policy: Policy, things: Things, tools: Tools) -> dict[str, Service]:
         _plain(policy.backends[policy.proxy], things, tools) if policy.proxy else None,
         _plain(_general(policy), things, tools) if policy.backends else None,
     )
+    things.prune(policy)
     admitted = Admit(switch, policy, things.in_flight, tools.now)
     return {
         protocol: Observed(
@@ -80,6 +105,7 @@ def build(policy: Policy, things: Things, tools: Tools) -> dict[str, Service]:
             tracing=tools.tracing,
             metrics=tools.metrics,
             access_log=policy.telemetry.access_log,
+            headers=policy.telemetry.response_headers,
             now=tools.now,
         )
         for protocol in ("http", "grpc")
@@ -144,12 +170,18 @@ def _observed(endpoint: Endpoint, backend: Backend, tools: Tools) -> Service:
 
 
 def _endpoints(backend: Backend, things: Things, tools: Tools) -> tuple[Endpoint, ...]:
+    spec = _replicas(backend)
     found = things.endpoints.get(backend.name)
-    if found is not None and found[0] == backend:
+    if found is not None and found[0] == spec:
         return found[1]
     made = tools.connect(backend)
-    things.endpoints[backend.name] = (backend, made)
+    things.endpoints[backend.name] = (spec, made)
     return made
+
+
+def _replicas(backend: Backend) -> Backend:
+    """What of a backend its endpoints depend on: all but how calls are merged before they get there."""
+    return replace(backend, batch=None)
 
 
 def _store(route: Route, cache: Cache, things: Things, tools: Tools) -> Store:

@@ -64,3 +64,29 @@ def test_the_metrics_page() -> None:
 
 def test_plain_says_tuples_and_mappings_as_json_can() -> None:
     assert plain(((1, 2), {"a": None})) == [[1, 2], {"a": None}]
+
+
+def test_a_policy_is_put_in_force_refused_and_rolled_back() -> None:
+    made = gateway()
+    app = admin(made)
+    first = made.policy.version
+
+    async def run() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://admin") as client:
+            wrong = await client.post("/policy", content=POLICY.replace("model:", "modle:").encode())
+            assert wrong.status_code == 400
+            assert any("did you mean 'model'?" in problem for problem in wrong.json()["problems"])
+            assert made.policy.version == first
+            binary = await client.post("/policy", content=b"\xff")
+            assert binary.status_code == 400
+            edited = POLICY.replace("batch: {}", "batch: {slots: 7}").replace('"${TOKEN}"', "x")
+            forced = await client.post("/policy?force=true", content=edited.encode())
+            assert forced.json() == {"version": made.policy.version}
+            assert made.policy.version != first
+            shown = (await client.get("/policy")).json()
+            assert (shown["refused"], shown["history"]) == ([], [first])
+            assert (await client.post("/policy/rollback")).json() == {"version": first}
+            assert (await client.post("/policy/rollback")).status_code == 409
+        await made.close()
+
+    asyncio.run(run())

@@ -1,0 +1,55 @@
+"""Endpoints for a backend: one a replica, each with a client for every protocol that it has an address for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from backends.endpoint import Endpoint
+from backends.http_client import HttpClient
+from backends.triton_grpc import TritonGrpc
+from backends.triton_http import TritonHttp
+from policies.spec import Backend
+from policies.spec import Endpoint as EndpointSpec
+
+# The largest answer that is taken from a backend; beyond, something is wrong with it.
+MAX_REPLY_BYTES = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Makes endpoints. `tentative_grpc` says that gRPC addresses were guessed, and are used once they answer."""
+
+    now: Callable[[], float]
+    tentative_grpc: bool = False
+
+    def __call__(self, backend: Backend) -> tuple[Endpoint, ...]:
+        return tuple(self._endpoint(backend, spec) for spec in backend.endpoints)
+
+    def _endpoint(self, backend: Backend, spec: EndpointSpec) -> Endpoint:
+        http = grpc = None
+        if spec.http is not None:
+            url = urlsplit(spec.http)
+            client = HttpClient(
+                url.hostname or "",
+                url.port or 80,
+                now=self.now,
+                connect_timeout=backend.connect_timeout,
+                max_response_bytes=MAX_REPLY_BYTES,
+            )
+            http = TritonHttp(client)
+        if spec.grpc is not None:
+            grpc = TritonGrpc(
+                spec.grpc, now=self.now, connect_timeout=backend.connect_timeout, max_message_bytes=MAX_REPLY_BYTES
+            )
+        return Endpoint(
+            str(spec),
+            http=http,
+            grpc=grpc,
+            prefer_grpc=backend.protocol == "grpc",
+            tentative=self.tentative_grpc,
+            timeout=backend.timeout,
+            headers=backend.headers,
+            now=self.now,
+        )

@@ -1,0 +1,135 @@
+"""The policy in force, and how another one takes its place.
+
+Theory of operation. A snapshot is a policy and everything that was built for it. Another policy is built beside it, out
+of new parts and of those whose spec is equal; endpoints that are new must say that they are ready. Only then is it put
+in force, by one assignment. On any problem the old one stays as it is and the reasons are kept, all of them. A request
+holds the snapshot that it began with, to the end; what only an old snapshot used is closed after its last request.
+
+Deliberately not here: listeners, which a process opens once. A policy that moves one is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from backends.endpoint import Endpoint
+from backends.request import Service
+from gateway.stack import Things
+from policies import Policy, PolicyError, Problem
+
+_log = logging.getLogger("headrace.policy")
+# Policies that can be rolled back to.
+_HISTORY = 10
+# A new endpoint that does not say so by then is not ready.
+_PROBE_SECONDS = 2.0
+# How often a retired snapshot is looked at; nothing waits for it.
+_RETIRE_SECONDS = 0.1
+
+
+@dataclass(slots=True, eq=False)
+class Snapshot:
+    """One policy and what was built for it, as a service for each protocol. `active` requests hold it."""
+
+    policy: Policy
+    services: dict[str, Service]
+    things: Things
+    active: int = field(default=0)
+
+
+class Reload:
+    """`current` is the snapshot in force; `refused` says why the last attempt was not taken, and is empty if it was."""
+
+    def __init__(self, first: Snapshot, make: Callable[[Policy, Things], Snapshot]) -> None:
+        self.current = first
+        self.refused: tuple[str, ...] = ()
+        self.history: deque[Policy] = deque(maxlen=_HISTORY)
+        self._make = make
+        self._lock = asyncio.Lock()
+        self._retiring: set[asyncio.Task[None]] = set()
+
+    async def apply(self, policy: Policy, *, force: bool = False) -> bool:
+        """Puts `policy` in force; False where it is in force already.
+
+        Raises PolicyError where it cannot be: then nothing has changed. `force` takes it although new endpoints are
+        not ready.
+        """
+        async with self._lock:
+            if policy == self.current.policy:
+                self.refused = ()
+                return False
+            try:
+                made = await self._built(policy, force=force)
+            except PolicyError as error:
+                self.refuse(error)
+                raise
+            old, self.current = self.current, made
+            self.refused = ()
+            self.history.append(old.policy)
+            self._retire(old)
+            _log.info("policy in force", extra={"fields": {"policy": policy.version, "before": old.policy.version}})
+            return True
+
+    async def rollback(self) -> Policy:
+        """Puts the policy in force that was before this one. Raises PolicyError where there is none."""
+        if not self.history:
+            raise PolicyError([Problem("rollback", 0, "", "there is no earlier policy in this process")])
+        before = self.history.pop()
+        try:
+            await self.apply(before, force=True)
+        except PolicyError:
+            self.history.append(before)
+            raise
+        self.history.pop()  # the one that was rolled back from
+        return before
+
+    def refuse(self, error: PolicyError) -> None:
+        """Keeps the reasons of a policy that is not taken."""
+        self.refused = tuple(map(str, error.problems))
+        _log.error("policy refused", extra={"fields": {"problems": " | ".join(self.refused)}})
+
+    async def close(self) -> None:
+        for task in self._retiring:
+            task.cancel()
+        await asyncio.gather(*self._retiring, return_exceptions=True)
+
+    async def _built(self, policy: Policy, *, force: bool) -> Snapshot:
+        now = self.current
+        if policy.listen != now.policy.listen:
+            wrong = "the listeners of a running gateway cannot change"
+            raise PolicyError([Problem("policy", 0, "listen", wrong, "restart it, or leave `listen` as it was")])
+        made = self._make(policy, now.things.fork())
+        fresh = made.things.endpoints_beyond(now.things)
+        if not force:
+            ready = await asyncio.gather(*(endpoint.probe(_PROBE_SECONDS) for _, endpoint in fresh))
+            problems = [
+                Problem("policy", 0, f"backends.{name}.endpoints", f"{endpoint.name} is not ready", "start it first")
+                for (name, endpoint), yes in zip(fresh, ready, strict=True)
+                if not yes
+            ]
+            if problems:
+                await _close([endpoint for _, endpoint in fresh])
+                raise PolicyError(problems)
+        return made
+
+    def _retire(self, old: Snapshot) -> None:
+        gone = [endpoint for _, endpoint in old.things.endpoints_beyond(self.current.things)]
+        task = asyncio.get_running_loop().create_task(self._after_its_last_request(old, gone))
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+
+    async def _after_its_last_request(self, old: Snapshot, gone: list[Endpoint]) -> None:
+        try:
+            while old.active or any(endpoint.in_flight for endpoint in gone):  # noqa: ASYNC110
+                await asyncio.sleep(_RETIRE_SECONDS)
+        finally:
+            # A rollback may have taken an endpoint back meanwhile.
+            kept = {id(endpoint) for _, endpoint in self.current.things.all_endpoints()}
+            await _close([endpoint for endpoint in gone if id(endpoint) not in kept])
+
+
+async def _close(endpoints: list[Endpoint]) -> None:
+    await asyncio.gather(*(endpoint.close() for endpoint in endpoints))

@@ -1,0 +1,150 @@
+"""Another policy for a running gateway: all of it, or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from backends.request import Reply, Request
+from gateway.metrics import Metrics
+from gateway.reload import Reload, Snapshot
+from gateway.stack import Things, Tools, build
+from gateway.telemetry import Tracing
+from policies import Policy, PolicyError, parse
+from tests.support.gateway import FakeServer, Rig, double, fp32
+
+BASE = """
+backends:
+  a: {endpoints: [http://127.0.0.1:1], model: twice, batch: {max_rows: 4}}
+routes:
+  r: {backend: a}
+  c: {backend: a, cache: {ttl: 1h}}
+"""
+EDITED = BASE.replace("max_rows: 4", "max_rows: 8")
+MOVED = BASE.replace("127.0.0.1:1]", "127.0.0.1:2]")
+
+
+class Harness(Rig):
+    """A rig whose policy can be replaced."""
+
+    def __init__(self) -> None:
+        super().__init__(BASE, FakeServer({"twice": double}), {"http://127.0.0.1:2": FakeServer({"twice": double})})
+        tools = Tools(time.monotonic, Tracing(per_second=0, keep=1, now=time.monotonic), Metrics(), self._connect)
+
+        def make(policy: Policy, things: Things) -> Snapshot:
+            return Snapshot(policy, build(policy, things, tools), things)
+
+        self.reload = Reload(make(self.policy, Things()), make)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self.reload.current
+
+
+def running(test: Callable[[Harness], Any]) -> None:
+    async def run() -> None:
+        harness = Harness()
+        try:
+            await test(harness)
+        finally:
+            await harness.reload.close()
+
+    asyncio.run(run())
+
+
+def policy(text: str) -> Policy:
+    return parse(text, "policy.yaml", {})
+
+
+def test_what_is_equal_survives_and_the_rest_is_new() -> None:
+    async def test(h: Harness) -> None:
+        before = h.snapshot.things
+        assert await h.reload.apply(policy(EDITED))
+        after = h.snapshot.things
+        assert h.snapshot.policy == policy(EDITED)
+        assert after.endpoints["a"][1] is before.endpoints["a"][1]
+        assert after.dispatchers["a"][1] is not before.dispatchers["a"][1]
+        assert after.stores == before.stores
+        assert after.in_flight is before.in_flight
+
+    running(test)
+
+
+def test_the_same_policy_again_changes_nothing() -> None:
+    async def test(h: Harness) -> None:
+        before = h.snapshot
+        assert not await h.reload.apply(policy(BASE))
+        assert h.snapshot is before
+        assert not h.reload.history
+
+    running(test)
+
+
+def test_an_endpoint_that_is_new_and_not_ready_refuses_the_policy_unless_forced() -> None:
+    async def test(h: Harness) -> None:
+        h.others["http://127.0.0.1:2"].is_ready = False
+        before = h.snapshot
+        with pytest.raises(PolicyError, match=r"backends\.a\.endpoints: http://127\.0\.0\.1:2 is not ready"):
+            await h.reload.apply(policy(MOVED))
+        assert h.snapshot is before
+        assert "not ready" in h.reload.refused[0]
+        assert await h.reload.apply(policy(MOVED), force=True)
+        assert h.reload.refused == ()
+
+    running(test)
+
+
+def test_listeners_cannot_move() -> None:
+    async def test(h: Harness) -> None:
+        with pytest.raises(PolicyError, match="listen"):
+            await h.reload.apply(policy(BASE + "listen: {http: 127.0.0.1:9999}\n"))
+
+    running(test)
+
+
+def test_rollback_goes_back_one_step_at_a_time() -> None:
+    async def test(h: Harness) -> None:
+        with pytest.raises(PolicyError, match="no earlier policy"):
+            await h.reload.rollback()
+        await h.reload.apply(policy(EDITED))
+        await h.reload.apply(policy(MOVED))
+        assert (await h.reload.rollback()) == policy(EDITED)
+        assert (await h.reload.rollback()) == policy(BASE)
+        assert h.snapshot.policy == policy(BASE)
+        assert not h.reload.history
+
+    running(test)
+
+
+def test_a_request_keeps_its_snapshot_and_its_endpoint_is_closed_after_it() -> None:
+    async def test(h: Harness) -> None:
+        gate, closed = asyncio.Event(), asyncio.Event()
+
+        class Slow(FakeServer):
+            async def __call__(self, request: Request, /) -> Reply:
+                await gate.wait()
+                return await super().__call__(request)
+
+            async def close(self) -> None:
+                closed.set()
+
+        h.server.__class__ = Slow
+        old = h.snapshot
+        from backends.request import Infer, Tensors
+
+        call = Request(model="r", content=Infer(Tensors.of((fp32("X", [[1.0]]),))))
+        pending = asyncio.create_task(old.services["http"](call))
+        await asyncio.sleep(0.01)
+        await h.reload.apply(policy(MOVED))
+        await asyncio.sleep(0.25)
+        assert not closed.is_set()
+        gate.set()
+        reply = await pending
+        assert reply.policy == old.policy.version
+        await asyncio.wait_for(closed.wait(), 1)
+
+    running(test)
