@@ -1,8 +1,10 @@
-"""Traces: spans of every hop, kept in memory; the only importer of opentelemetry.
+"""Traces: spans of every hop, kept in memory and exported over OTLP; the only importer of opentelemetry.
 
 What is recorded. A request whose `traceparent` says sampled is, and of the others as many a second as the policy
-allows (a token bucket), so that a quiet gateway records everything and a busy one pays for a few. The rest skip every
-line here but one comparison: `Request.span` is None.
+allows (a token bucket), so that a quiet gateway records everything and a busy one pays for a few; where
+OTEL_TRACES_SAMPLER is set, that sampler decides instead. The rest skip every line here but one comparison:
+`Request.span` is None. A collector is named by the standard variables (OTEL_EXPORTER_OTLP_ENDPOINT and its kin), over
+HTTP with protobuf, from a thread of the SDK's.
 
 A batch span is a child of the first origin that is recorded and carries links to all; the other origins' spans carry a
 link to it, which `Recent.trace` follows, so that each caller's trace shows the batch that served it. Spans are started
@@ -12,14 +14,17 @@ of the call as parent, so that a Triton's own spans join the trace.
 
 from __future__ import annotations
 
-import threading
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from threading import Lock, Thread
 from typing import Any
 
 from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -30,6 +35,7 @@ from backends.request import Hop, Reply, Request, Service, replace
 _PROPAGATOR = TraceContextTextMapPropagator()
 # A trace of more spans than this is a defect or an attack; the rest is not kept.
 _MAX_SPANS = 512
+_FLUSH_SECONDS = 3.0
 __all__ = ["Span", "Traced", "TracedBatch", "TracedCall", "Tracing", "describe", "failed", "trace_id"]
 
 Attributes = Mapping[str, str | int | float | bool]
@@ -42,7 +48,7 @@ class Recent(SpanProcessor):
         self._keep = keep
         self._traces: OrderedDict[int, list[ReadableSpan]] = OrderedDict()
         self._roots: OrderedDict[int, None] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def on_end(self, span: ReadableSpan) -> None:
         trace_id = span.context.trace_id
@@ -109,6 +115,19 @@ def _row(span: ReadableSpan, parent: int | None) -> dict[str, Any]:
     }
 
 
+def _resource() -> Resource:
+    """Who we are: what the environment says, else `headrace`."""
+    named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    return Resource.create({} if named else {"service.name": "headrace"})
+
+
+def _exported() -> bool:
+    """Whether the standard variables name a collector."""
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or os.environ.get("OTEL_TRACES_EXPORTER") == "none":
+        return False
+    return bool(os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"))
+
+
 class Tracing:
     """Starts spans. `per_second` bounds how many requests are recorded of those that did not come sampled."""
 
@@ -118,8 +137,13 @@ class Tracing:
         self._now = now
         self._tokens = per_second
         self._filled = now()
-        provider = TracerProvider(sampler=ALWAYS_ON, resource=Resource.create({"service.name": "headrace"}))
+        # A sampler that is named in the environment decides instead of the allowance.
+        self._sampled_elsewhere = "OTEL_TRACES_SAMPLER" in os.environ
+        sampler = None if self._sampled_elsewhere else ALWAYS_ON
+        provider = TracerProvider(sampler=sampler, resource=_resource(), shutdown_on_exit=False)
         provider.add_span_processor(self.recent)
+        if _exported():
+            provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._provider = provider
         self._tracer = provider.get_tracer("headrace")
 
@@ -130,10 +154,12 @@ class Tracing:
         sampled = (
             isinstance(header, str) and header[-2:-1] in tuple("0123456789abcdef") and header[-1:] in tuple("13579bdf")
         )
-        if not sampled and not self._allowed():
+        if not self._sampled_elsewhere and not sampled and not self._allowed():
             return None
-        context = _PROPAGATOR.extract({"traceparent": header}) if isinstance(header, str) else Context()
-        return self._tracer.start_span(name, context=context, kind=SpanKind.SERVER)
+        carrier = {"traceparent": header, "tracestate": request.headers.get("tracestate", "")}
+        context = _PROPAGATOR.extract(carrier) if isinstance(header, str) else Context()
+        span = self._tracer.start_span(name, context=context, kind=SpanKind.SERVER)
+        return span if span.is_recording() else None
 
     def child(self, name: str, parent: Span, kind: SpanKind = SpanKind.INTERNAL, links: Sequence[Span] = ()) -> Span:
         return self._tracer.start_span(
@@ -150,7 +176,10 @@ class Tracing:
         span.end(start + int(seconds * 1e9))
 
     def close(self) -> None:
-        self._provider.shutdown()
+        """Exports what is left; a collector that does not answer holds up the end of the process for a moment only."""
+        ending = Thread(target=self._provider.shutdown, daemon=True)
+        ending.start()
+        ending.join(_FLUSH_SECONDS)
 
     def _allowed(self) -> bool:
         now = self._now()
