@@ -14,7 +14,7 @@ import typer
 from gateway.tools import policy_commands
 from gateway.tools.bench import command as bench_command
 from policies import Policy, PolicyError, Problem, implicit, load
-from policies.address import listener
+from policies.address import grpc_target, http_url, listener
 from policies.problem import Wrong
 
 app = typer.Typer(
@@ -110,6 +110,64 @@ def check(policy_file: Annotated[Path, typer.Argument(metavar="POLICY", help="Th
         f"{policy_file}: good (version {policy.version}: {len(policy.routes)} routes, {tiers} tiers, "
         f"{len(policy.backends)} backends{', proxy ' + policy.proxy if policy.proxy else ''})"
     )
+
+
+@app.command()
+def explain(policy_file: Annotated[Path, typer.Argument(metavar="POLICY", help="The policy, a YAML file.")]) -> None:
+    """Print every value that a policy puts in effect, and the line that it comes from."""
+    from rich.console import Console
+
+    from gateway.tools.explain import tree
+    from policies.explain import explain as explained
+    from policies.read import written
+
+    try:
+        root = explained(written(policy_file), str(policy_file), os.environ)
+    except PolicyError as error:
+        _die(str(error), code=1)
+    console = Console()
+    Console(width=max(console.width, 200)).print(tree(root))
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a policy, by which editors complete and check it."""
+    from policies.json_schema import json_schema
+
+    typer.echo(json_schema(), nl=False)
+
+
+@app.command()
+def init(
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="The HTTP address of a Triton or another KServe v2 server.")
+    ],
+    grpc: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Its gRPC address; guessed as the next port if not given.")
+    ] = None,
+) -> None:
+    """Print a policy for the models of a live server: headrace init URL > policy.yaml."""
+    from rich.console import Console
+
+    from gateway.tools.init import policy_text
+    from gateway.tools.survey import Unusable, survey
+
+    try:
+        http = http_url(url)
+        guess = grpc_target(grpc) if grpc else _next_port(http)
+    except Wrong as error:
+        _die(f"init: {error}")
+    try:
+        with Console(stderr=True).status(f"asking {http}", spinner="line") as status:
+            found = survey(http, guess, status.update)
+        text = policy_text(found)
+    except Unusable as error:
+        _die(f"init: {error}", code=1)
+    typer.echo(text, nl=False)
+    if guess and not found.grpc:
+        typer.echo(f"init: gRPC does not answer at {guess}: left out{'' if grpc else '; see --grpc'}", err=True)
+    for name, reason in found.skipped:
+        typer.echo(f"init: the model {name!r} is left out: {reason}", err=True)
 
 
 @trace_app.command("last")

@@ -6,10 +6,12 @@ is reported all at once, each problem with file, line, path, what is wrong and w
 what came out of the environment.
 
     source   text -> nodes with lines: YAML's events, `${NAME}`, anchors, merge keys, bounds
-    schema   readers: node -> value, and how they combine (`section`, `items`, `mapping`, `reference`)
+    reader   what a reader is: node -> value, and what it says of itself
+    schema   readers, and how they combine (`section`, `items`, `mapping`, `either`, `reference`)
     read     the tables, one a section, and `load`, `parse`, `implicit`
     spec     the values, their defaults and the reasons for them
     problem  what is wrong, where, and what would be right
+    explain, json_schema   two more readings of the tables: values in effect with their lines, and a schema for editors
 
 Text is walked once, top down. A reader that fails raises; whoever combines readers notes it and reads on.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from policies.problem import Place, Wrong
+from policies.reader import Scalar
 from policies.schema import mismatch
 from policies.source import Leaf, Node
 from policies.spec import Secret
@@ -28,7 +29,7 @@ def header_name(name: str) -> str:
     return name
 
 
-def header_value(node: Node, at: Place) -> Secret:
+def _value(node: Node, at: Place) -> Secret:
     """A header's value. No message shows any of it: it may be a secret wherever it comes from."""
     if not isinstance(node, Leaf):
         raise mismatch("a header's value", node)
@@ -38,3 +39,6 @@ def header_value(node: Node, at: Place) -> Secret:
     if not _VALUE.fullmatch(value):
         raise Wrong("the value cannot be sent", "expected at most 8192 printable ASCII characters on one line")
     return Secret(value)
+
+
+HEADER_VALUE = Scalar(read=_value, expected="a header's value", form={"type": ["string", "number", "boolean"]})

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from policies import address
-from policies.headers import header_name, header_value
+from policies.headers import HEADER_VALUE, header_name
 from policies.problem import Findings, Place, PolicyError, Problem, Wrong
+from policies.reader import Scalar
 from policies.schema import (
-    Reader,
     choice,
     duration,
+    either,
     flag,
     items,
     mapping,
-    mismatch,
     name,
     number,
     parsed,
@@ -55,16 +55,20 @@ FREE = "x-"  # top-level keys that begin so are places for anchors
 
 def load(path: str | Path, environ: Mapping[str, str]) -> Policy:
     """The policy in a UTF-8 file. Raises PolicyError with every problem; a file that cannot be read is one, too."""
+    return parse(written(path), str(path), environ)
+
+
+def written(path: str | Path) -> str:
+    """The text of a policy's file. Raises PolicyError."""
     try:
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
-        content = data.decode()
+        return data.decode()
     except OSError as error:
         raise PolicyError([Problem(str(path), 0, "", f"cannot be read: {error.strerror or error}")]) from None
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise PolicyError([Problem(str(path), line, "", "not UTF-8 text", "save the file as UTF-8")]) from None
-    return parse(content, str(path), environ)
 
 
 def parse(content: str, file: str, environ: Mapping[str, str]) -> Policy:
@@ -86,7 +90,7 @@ def implicit(http: str | None = None, grpc: str | None = None, *, listen: Mappin
     found = Findings()
     address_of = {"http": http, "grpc": grpc} if grpc else http or ""
     with found.reading(Place("command line", "--backend"), 0):
-        where = _endpoint(_plain(address_of), Place("command line", "--backend", line=0))
+        where = ENDPOINT(_plain(address_of), Place("command line", "--backend", line=0))
     with found.reading(Place("command line", "--listen"), 0):
         listeners = LISTEN(_plain(listen or {}), Place("command line", "--listen", line=0))
     found.close()
@@ -98,9 +102,9 @@ def implicit(http: str | None = None, grpc: str | None = None, *, listen: Mappin
 # Listeners.
 
 
-def _listener(host: str) -> Reader[Address | None]:
+def _listener(host: str) -> Scalar[Address | None]:
     expected = f"host:port, a port on {host}, or off"
-    return parsed(expected, lambda written: address.listener(written, host))
+    return parsed(expected, lambda text: address.listener(text, host), lambda at: str(at) if at else "off")
 
 
 def _distinct(listen: Listen) -> Iterator[Wrong]:
@@ -130,17 +134,13 @@ LISTEN = section(
 _ENDPOINT_URL = parsed("http://host:port or grpc://host:port", address.endpoint)
 _ENDPOINT = section(
     Endpoint,
-    {"http": parsed("http://host:port", address.http_url), "grpc": parsed("host:port", address.grpc_target)},
+    {
+        "http": parsed("http://host:port", address.http_url).absent("no calls over HTTP"),
+        "grpc": parsed("host:port", address.grpc_target).absent("no calls over gRPC"),
+    },
     lambda made: () if made.http or made.grpc else [Wrong("has no address", "write http: or grpc:, or both")],
 )
-
-
-def _endpoint(node: Node, at: Place) -> Endpoint:
-    if isinstance(node, Leaf):
-        return _ENDPOINT_URL(node, at)
-    if isinstance(node, Items):
-        raise mismatch("http://host:port, grpc://host:port or a mapping with http, grpc", node)
-    return _ENDPOINT(node, at)
+ENDPOINT = either("http://host:port, grpc://host:port or a mapping with http, grpc", _ENDPOINT_URL, _ENDPOINT)
 
 
 def _protocol(endpoints: tuple[Endpoint, ...]) -> Any:
@@ -182,16 +182,19 @@ BACKEND = section(
     _backend,
     {
         "kind": choice("triton"),
-        "endpoints": items("endpoint", _endpoint),
-        "protocol": choice("http", "grpc"),
-        "model": name(),
-        "version": text("a version, such as 1", re.compile(r"[A-Za-z0-9_.-]{1,64}")),
-        "batch": BATCH,
+        "endpoints": items("endpoint", ENDPOINT),
+        "protocol": choice("http", "grpc").absent("grpc where every endpoint has an address for it, else http"),
+        "model": name().absent("the name that was asked for"),
+        "version": text("a version, such as 1", re.compile(r"[A-Za-z0-9_.-]{1,64}")).absent(
+            "the caller's or the server's"
+        ),
+        "batch": BATCH.absent("calls are never merged"),
         "timeout": duration("1ms", "1d"),
         "connect_timeout": duration("1ms", "5m"),
-        "headers": mapping("value", header_value, header_name),
+        "headers": mapping("value", HEADER_VALUE, header_name),
     },
     _addressed,
+    rest=Backend,
 )
 
 
@@ -209,7 +212,12 @@ ACCEPT = section(
 
 TIER = section(
     lambda backend, name=None, accept=None: Tier(name or backend, backend, accept),
-    {"name": name(), "backend": reference("backends"), "accept": ACCEPT},
+    {
+        "name": name().absent("the backend's"),
+        "backend": reference("backends"),
+        "accept": ACCEPT.absent("every row is answered here"),
+    },
+    rest=Tier,
 )
 
 
@@ -253,9 +261,11 @@ ROUTE = section(
     {
         "backend": reference("backends"),
         "tiers": items("tier", TIER, _judged),
-        "cache": CACHE,
-        "timeout": duration("1ms", "1d"),
+        "cache": CACHE.absent("nothing is kept"),
+        "timeout": duration("1ms", "1d").absent("limits.timeout"),
     },
+    rest=Route,
+    one_of=("backend", "tiers"),
 )
 
 
@@ -270,14 +280,23 @@ LIMITS = section(
     },
 )
 
+
+def _traces(
+    per_second: float = Telemetry().traces_per_second, keep: int = Telemetry().traces_kept
+) -> Mapping[str, float]:
+    """Which requests are recorded in full, and how many recent ones are kept."""
+    return {"traces_per_second": per_second, "traces_kept": keep}
+
+
 TRACES = section(
-    lambda **given: {{"per_second": "traces_per_second", "keep": "traces_kept"}[key]: given[key] for key in given},
+    _traces,
     {"per_second": number(0, 100_000), "keep": whole(0, 100_000)},
 )
 
 TELEMETRY = section(
-    lambda traces=None, **rest: Telemetry(**rest, **(traces or {})),
+    lambda traces=_traces(), **rest: Telemetry(**rest, **traces),  # noqa: B008 - a constant
     {"response_headers": flag(), "access_log": flag(), "traces": TRACES},
+    rest=Telemetry,
 )
 
 
@@ -294,13 +313,14 @@ POLICY = section(
     _policy,
     {
         "listen": LISTEN,
-        "proxy": reference("backends"),
+        "proxy": reference("backends").absent("a model without a route is not found"),
         "backends": mapping("backend", BACKEND),
         "routes": mapping("route", ROUTE),
         "limits": LIMITS,
         "telemetry": TELEMETRY,
     },
     free=FREE,
+    rest=Policy,
 )
 
 

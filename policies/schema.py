@@ -13,25 +13,33 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
 from policies import units
 from policies.problem import Findings, Place, PolicyError, Wrong, clip, nearest, suggest
+from policies.reader import Either, Listed, Named, Reader, Scalar, Section
 from policies.source import Broken, Items, Keys, Leaf, Node, Value
 
 T = TypeVar("T")
-Reader = Callable[[Node, Place], T]
 
 # Names become metric labels, header values and path segments: nothing in them ever needs to be escaped.
 NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 A_NAME = "a name of 1 to 128 letters, digits, '_', '.', ':', '/' or '-'"
 
+_TEXT = ["string", "number"]  # JSON's types of what counts as text
+
 
 # One value.
 
 
-def scalar(expected: str, convert: Callable[[Leaf], T]) -> Reader[T]:
+def scalar(
+    expected: str,
+    convert: Callable[[Leaf], T],
+    form: Mapping[str, Any],
+    write: Callable[[T], str | int | float] = str,
+) -> Scalar[T]:
     """A leaf that `convert` understands; Wrong without words means: `expected`, and something else came.
 
     What `convert` says of a value out of the environment is not passed on, because it may quote it.
@@ -47,44 +55,62 @@ def scalar(expected: str, convert: Callable[[Leaf], T]) -> Reader[T]:
                 raise
             raise mismatch(expected, node) from None
 
-    return read
+    return Scalar(read=read, expected=expected, form=form, write=write)
 
 
-def flag() -> Reader[bool]:
-    return scalar("true or false", lambda node: node.value if isinstance(node.value, bool) else _no())
+def flag() -> Scalar[bool]:
+    return scalar(
+        "true or false",
+        lambda node: node.value if isinstance(node.value, bool) else _no(),
+        {"type": "boolean"},
+        lambda value: value,
+    )
 
 
-def whole(low: int, high: int) -> Reader[int]:
+def whole(low: int, high: int) -> Scalar[int]:
     """An integer in [low, high]."""
-    return scalar(f"a whole number from {low} to {high}", lambda node: int(_number(node.value, low, high, int)))
+    return scalar(
+        f"a whole number from {low} to {high}",
+        lambda node: int(_number(node.value, low, high, int)),
+        {"type": "integer", "minimum": low, "maximum": high},
+        lambda value: value,
+    )
 
 
-def number(low: float, high: float) -> Reader[float]:
+def number(low: float, high: float) -> Scalar[float]:
     """An integer or a decimal number in [low, high]; NaN is in no range."""
-    return scalar(f"a number from {low:g} to {high:g}", lambda node: float(_number(node.value, low, high, int, float)))
+    return scalar(
+        f"a number from {low:g} to {high:g}",
+        lambda node: float(_number(node.value, low, high, int, float)),
+        {"type": "number", "minimum": low, "maximum": high},
+        lambda value: value,
+    )
 
 
-def duration(low: str, high: str) -> Reader[float]:
+def duration(low: str, high: str) -> Scalar[float]:
     """Seconds in [low, high]."""
     least, most = units.duration(low), units.duration(high)
 
     def convert(node: Leaf) -> float:
         return float(_number(units.duration(_text(node)), least, most, float))
 
-    return scalar(f"a duration from {low} to {high}, such as {_between(low, high)}", convert)
+    form = {"type": "string", "pattern": rf"^{units.NUMBER} ?({'|'.join(units.SECONDS)})$"}
+    expected = f"a duration from {low} to {high}, such as {_between(low, high)}"
+    return scalar(expected, convert, form, units.format_duration)
 
 
-def size(low: str, high: str) -> Reader[int]:
+def size(low: str, high: str) -> Scalar[int]:
     """Bytes in [low, high]."""
     least, most = units.size(low), units.size(high)
 
     def convert(node: Leaf) -> int:
         return int(_number(units.size(_text(node)), least, most, int))
 
-    return scalar(f"a size from {low} to {high}, such as 64MiB", convert)
+    form = {"type": ["string", "integer"], "pattern": rf"^{units.NUMBER} ?({'|'.join(units.BYTES)})?$"}
+    return scalar(f"a size from {low} to {high}, such as 64MiB", convert, form, units.format_size)
 
 
-def choice(*options: str) -> Reader[str]:
+def choice(*options: str) -> Scalar[str]:
     def convert(node: Leaf) -> str:
         text = _text(node)
         if text in options:
@@ -94,21 +120,22 @@ def choice(*options: str) -> Reader[str]:
         _no()
 
     expected = " or ".join((", ".join(options[:-1]), options[-1])) if options[1:] else options[0]
-    return scalar(expected, convert)
+    return scalar(expected, convert, {"enum": list(options)})
 
 
-def text(expected: str, pattern: re.Pattern[str]) -> Reader[str]:
+def text(expected: str, pattern: re.Pattern[str]) -> Scalar[str]:
     """Text of that form. A number counts as the text that it was written as, so `version: 1` needs no quotes."""
-    return scalar(expected, lambda node: found if pattern.fullmatch(found := _text(node)) else _no())
+    form = {"type": _TEXT, "pattern": f"^(?:{pattern.pattern})$"}
+    return scalar(expected, lambda node: found if pattern.fullmatch(found := _text(node)) else _no(), form)
 
 
-def name() -> Reader[str]:
+def name() -> Scalar[str]:
     return text(A_NAME, NAME)
 
 
-def parsed(expected: str, parse: Callable[[str], T]) -> Reader[T]:
-    """Text that `parse` understands; it raises Wrong."""
-    return scalar(expected, lambda node: parse(_text(node)))
+def parsed(expected: str, parse: Callable[[str], T], write: Callable[[T], str] = str) -> Scalar[T]:
+    """Text that `parse` understands; it raises Wrong. `write` is its inverse."""
+    return scalar(expected, lambda node: parse(_text(node)), {"type": _TEXT}, write)
 
 
 # Several values.
@@ -119,15 +146,19 @@ def section(
     keys: Mapping[str, Reader[Any]],
     verify: Callable[[T], Iterable[Wrong]] = lambda made: (),
     free: str = "",
-) -> Reader[T]:
+    rest: Callable[..., Any] | None = None,
+    one_of: Collection[str] = (),
+) -> Section[T]:
     """A mapping with these keys and no others, as arguments to `make`; its parameters without a default are required.
 
     A parameter `name` of `make` that is no key gets the key under which the section itself stands. `verify` tells what
     is wrong with the whole, once every part could be read; `make` may raise Wrong as well. Keys that begin with
-    `free` are passed over.
+    `free` are passed over. `rest` is what `make` fills in, where that is not `make` itself: its other defaults are
+    told from there. `one_of` tells which keys exclude each other; it is for `make` to raise.
     """
-    parameters = inspect.signature(make).parameters.values()
-    required = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    parameters = inspect.signature(make).parameters
+    required = [k for k, p in parameters.items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    told = {**(inspect.signature(rest).parameters if rest else {}), **parameters}
     named = "name" in required and "name" not in keys
     needed = [key for key in required if key in keys]
     expected = f"a mapping with {', '.join(keys)}"
@@ -162,12 +193,23 @@ def section(
             raise PolicyError(place_of(wrong).problem(wrong) for wrong in wrongs)
         return made
 
-    return read
+    return Section(
+        read=read,
+        expected=expected,
+        keys=keys,
+        defaults={
+            key: told[key].default for key in keys if key in told and told[key].default is not inspect.Parameter.empty
+        },
+        needed=needed,
+        one_of=one_of,
+        free=free,
+        about=" ".join((inspect.getdoc(rest or make) or "").partition("\n\n")[0].split()),
+    )
 
 
 def items(
     what: str, reader: Reader[T], check: Callable[[Items], Iterable[tuple[int, Wrong]]] = lambda node: ()
-) -> Reader[tuple[T, ...]]:
+) -> Listed[T]:
     """A list of one or more. `check` tells what is wrong between its nodes, by index, readable or not."""
     expected = f"a list of at least one {what}"
 
@@ -185,16 +227,17 @@ def items(
         found.close()
         return tuple(got)
 
-    return read
+    return Listed(read=read, expected=expected, part=reader)
 
 
-def mapping(what: str, reader: Reader[T], key: Callable[[str], str] | None = None) -> Reader[dict[str, T]]:
+def mapping(what: str, reader: Reader[T], key: Callable[[str], str] | None = None) -> Named[T]:
     """A mapping from names to values. `key` checks a key (Wrong) and gives its final form; default: a name as it is."""
     final = key or _name
+    expected = f"a mapping from names to {what}s"
 
     def read(node: Node, at: Place) -> dict[str, T]:
         if not isinstance(node, Keys):
-            raise mismatch(f"a mapping from names to {what}s", node)
+            raise mismatch(expected, node)
         found, got = Findings(), dict[str, T]()
         for written, entry in node.entries.items():
             place = at.under(written, entry.line)
@@ -207,21 +250,35 @@ def mapping(what: str, reader: Reader[T], key: Callable[[str], str] | None = Non
         found.close()
         return got
 
-    return read
+    return Named(read=read, expected=expected, part=reader, names=None if key else NAME)
 
 
-def reference(section: str) -> Reader[str]:
+def either(expected: str, short: Scalar[T], long: Section[T]) -> Either[T]:
+    """A scalar is read by `short`, a mapping by `long`."""
+
+    def read(node: Node, at: Place) -> T:
+        if isinstance(node, Leaf):
+            return short(node, at)
+        if isinstance(node, Items):
+            raise mismatch(expected, node)
+        return long(node, at)
+
+    return Either(read=read, expected=expected, short=short, long=long)
+
+
+def reference(section: str) -> Scalar[str]:
     """The name of something that stands in that top-level section."""
     what = f"the name of one of the {section}"
+    written = scalar(what, _text, {"type": _TEXT})
 
     def read(node: Node, at: Place) -> str:
-        found = scalar(what, _text)(node, at)
+        found = written(node, at)
         known = at.names.get(section)
         if known is not None and found not in known:
             raise Wrong(f"{section} has no {shown(node)}", suggest(found, known))
         return found
 
-    return read
+    return replace(written, read=read)
 
 
 def mismatch(expected: str, node: Node, right: str = "") -> Exception:

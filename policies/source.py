@@ -318,6 +318,11 @@ def interpolate(raw: str, environ: Mapping[str, str]) -> tuple[str, bool]:
     return _VARIABLE.sub(replacement, raw), found
 
 
+def variables(raw: str) -> list[str]:
+    """The names of the variables in `raw`, each once."""
+    return list(dict.fromkeys(name for name, _ in _VARIABLE.findall(raw) if name))
+
+
 def _fatal(file: str, line: int, wrong: str, right: str = "") -> PolicyError:
     return PolicyError([Place(file).problem(Wrong(wrong, right), line)])
 

@@ -21,7 +21,8 @@ BYTES = {
 }  # fmt: skip
 _WRITTEN = ("B", "KiB", "MiB", "GiB", "TiB")  # the units that `format_size` writes
 # Digits are bounded (a double holds 17): nothing in a policy is larger, and the arithmetic stays small.
-_QUANTITY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([A-Za-z]{0,16})")
+NUMBER = r"[0-9]{1,18}(?:\.[0-9]{1,18})?"
+_QUANTITY = re.compile(rf"({NUMBER}) ?([A-Za-z]{{0,16}})")
 _LONG_DURATION = {"usec": "us", "msec": "ms", "sec": "s", "min": "m", "hour": "h", "hr": "h", "day": "d"}
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Console
+from typer.testing import CliRunner
 
+from gateway.cli import app
 from gateway.tools.report import Record, table, write
 from gateway.tools.trace_tree import tree
 
@@ -52,3 +54,21 @@ def test_a_trace_is_an_indented_tree_with_times() -> None:
     assert "it [broke]" in lines[2]
     assert lines[3].startswith("        └── batch  5.00 ms  at 2.00")
     assert "(shared batch)" in lines[3]
+
+
+def test_a_policy_is_explained_line_by_line(tmp_path: Path) -> None:
+    policy = tmp_path / "p.yaml"
+    policy.write_text("proxy: b\nbackends:\n  b: {endpoints: ['http://[::1]:8000']}\n")
+    answer = CliRunner().invoke(app, ["explain", str(policy)])
+    assert answer.exit_code == 0
+    lines = [" ".join(line.split()) for line in answer.output.splitlines()]
+    assert f"├── proxy: b {policy}:1" in lines
+    assert f"│ │ └── [0]: http://[::1]:8000 {policy}:3" in lines
+    assert "│ ├── timeout: 30s default" in lines
+    policy.write_text("proxy: c")
+    assert CliRunner().invoke(app, ["explain", str(policy)]).exit_code == 1
+
+
+def test_the_schema_command_prints_json() -> None:
+    answer = CliRunner().invoke(app, ["schema"])
+    assert (answer.exit_code, msgspec.json.decode(answer.output)["title"]) == (0, "Headrace policy")

@@ -1,0 +1,193 @@
+"""Asks a live KServe v2 server what it is and which models it has ready, for `headrace init`.
+
+What comes back is untrusted: it is decoded into the few fields that are needed, and a reply of another form is said so.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx
+import msgspec
+
+from policies.schema import A_NAME, NAME
+
+S = TypeVar("S")
+
+_TIMEOUT_S = 5.0  # these replies are made from memory: a server that takes longer is as good as down
+# HTTP/2's preface and empty settings (RFC 9113, 3.4): a server answers with its own settings, a frame of type 4.
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_SETTINGS = 4
+
+
+class Unusable(Exception):
+    """Why no policy can be written for a server, in one line."""
+
+
+class Tensor(msgspec.Struct, frozen=True):
+    """Shapes are with the batch axis, -1 where any length will do."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class Metadata(msgspec.Struct, frozen=True):
+    platform: str = ""
+    inputs: list[Tensor] = []
+    outputs: list[Tensor] = []
+
+
+class Group(msgspec.Struct, frozen=True):
+    kind: str = ""
+    count: int = 1
+    gpus: list[int] = []
+    passive: bool = False
+
+
+class Input(msgspec.Struct, frozen=True):
+    name: str
+    optional: bool = False
+    is_shape_tensor: bool = False
+
+
+class Transactions(msgspec.Struct, frozen=True):
+    decoupled: bool = False
+
+
+class Step(msgspec.Struct, frozen=True):
+    model_name: str
+
+
+class Steps(msgspec.Struct, frozen=True):
+    step: list[Step] = []
+
+
+class Config(msgspec.Struct, frozen=True):
+    """The parts of Triton's `ModelConfig` that decide how a model may be called."""
+
+    max_batch_size: int = 0
+    input: list[Input] = []
+    instance_group: list[Group] = []
+    model_transaction_policy: Transactions = Transactions()
+    sequence_batching: dict[str, Any] | None = None
+    ensemble_scheduling: Steps | None = None
+
+    @property
+    def instances(self) -> int:
+        """How many executions run at once; a group on GPUs has its count on each of them. 0: unknown."""
+        return sum(
+            group.count * (max(1, len(group.gpus)) if group.kind == "KIND_GPU" else 1)
+            for group in self.instance_group
+            if not group.passive
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that is ready; without `config` where the server has no such extension."""
+
+    name: str
+    metadata: Metadata
+    config: Config | None
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """`grpc` is None where nothing answers. `models` is never empty, and each has a name that a policy can have;
+    `skipped` are the others, with the reason.
+    """
+
+    server: str
+    http: str
+    grpc: str | None
+    models: tuple[Model, ...]
+    skipped: tuple[tuple[str, str], ...]
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    name: str
+    state: str = ""
+
+
+class _About(msgspec.Struct, frozen=True):
+    name: str
+    version: str = ""
+
+
+def survey(http: str, grpc: str | None, said: Callable[[str], None]) -> Survey:
+    """What the server at `http` (`http://host:port`) has; `grpc` (`host:port`) is tried. `said` is told of progress.
+
+    Raises Unusable.
+    """
+    # A proxy of the environment is for the web; the gateway itself does not use one either.
+    with httpx.Client(base_url=http, timeout=_TIMEOUT_S, trust_env=False) as client:
+        try:
+            about = _decoded(client.get("/v2"), _About)
+        except Unusable as error:
+            raise Unusable(f"{http} is no KServe v2 server: {error}") from None
+        except httpx.HTTPError as error:
+            raise Unusable(f"nothing answers at {http}: {_cause(error)}") from None
+        try:
+            listed = _decoded(client.post("/v2/repository/index", json={}), list[_Entry])
+            ready = dict.fromkeys(entry.name for entry in listed if entry.state == "READY")
+            if not ready:
+                others = len({entry.name for entry in listed})
+                more = f"; {others} are in its repository and not loaded" if others else ""
+                raise Unusable(f"{http} has no model that is ready{more}")
+            models, skipped = list[Model](), list[tuple[str, str]]()
+            for number, name in enumerate(ready, 1):
+                said(f"asking about model {number} of {len(ready)}")
+                try:
+                    models.append(_model(client, name))
+                except Unusable as error:
+                    skipped.append((name, str(error)))
+            if not models:
+                raise Unusable(f"{http} has no model that can be a route: {skipped[0][0]!r}: {skipped[0][1]}")
+        except Unusable as error:
+            raise Unusable(str(error) if str(error).startswith(http) else f"{http} lists no models: {error}") from None
+        except httpx.HTTPError as error:
+            raise Unusable(f"{http} stopped answering: {_cause(error)}") from None
+    said("trying gRPC")
+    answers = grpc if grpc and speaks_http2(grpc) else None
+    return Survey(f"{about.name} {about.version}".strip(), http, answers, tuple(models), tuple(skipped))
+
+
+def speaks_http2(target: str) -> bool:
+    """Whether the server at `host:port` answers as gRPC's transport does."""
+    host, _, port = target.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_TIMEOUT_S) as connection:
+            connection.sendall(_PREFACE)
+            head = connection.recv(9, socket.MSG_WAITALL)
+            return len(head) == 9 and head[3] == _SETTINGS
+    except OSError:
+        return False
+
+
+def _model(client: httpx.Client, name: str) -> Model:
+    if not NAME.fullmatch(name):
+        raise Unusable(f"its name is not {A_NAME}")
+    path = f"/v2/models/{quote(name, safe='')}"
+    metadata = _decoded(client.get(path), Metadata)
+    answer = client.get(f"{path}/config")
+    missing = answer.status_code in (404, 405, 501)  # an extension of Triton's
+    return Model(name, metadata, None if missing else _decoded(answer, Config))
+
+
+def _decoded(response: httpx.Response, kind: type[S]) -> S:
+    asked = f"{response.request.method} {response.request.url.path}"
+    if response.status_code != 200:
+        raise Unusable(f"{asked} answered {response.status_code}")
+    try:
+        return msgspec.json.decode(response.content, type=kind, strict=False)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Unusable(f"{asked} answered something else: {' '.join(str(error).split())}") from None
+
+
+def _cause(error: httpx.HTTPError) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
