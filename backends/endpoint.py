@@ -24,15 +24,18 @@ class Client(Protocol):
     """A client of one server, as a service that can be asked for readiness and closed."""
 
     async def __call__(self, request: Request, /) -> Reply: ...
-    async def ready(self, deadline: float, headers: Mapping[str, str]) -> bool: ...
+    async def unready(self, model: str, deadline: float, headers: Mapping[str, str]) -> str:
+        """Why the server, or `model` on it, is not ready; empty where it is. No `model` asks for the server alone."""
+        ...
+
     async def close(self) -> None: ...
 
 
 class Endpoint:
     """A replica named `name` as a service.
 
-    `timeout` bounds each call, and the wait for each chunk of a stream, in seconds. `headers` go with every call
-    (credentials).
+    `model` is the one that it must have ready; empty: the server's own word is enough. `timeout` bounds each call, and
+    the wait for each chunk of a stream, in seconds. `headers` go with every call (credentials).
     """
 
     def __init__(
@@ -45,12 +48,15 @@ class Endpoint:
         tentative: bool,
         timeout: float,
         headers: Mapping[str, Secret],
+        model: str = "",
         now: Callable[[], float],
     ) -> None:
         self.name = name
         self.in_flight = 0
         # Unknown is not zero: None until it has been asked.
         self.ready: bool | None = None
+        self.reason = ""
+        self._model = model
         self._http = http
         self._grpc = grpc
         self._prefer_grpc = prefer_grpc
@@ -100,12 +106,13 @@ class Endpoint:
         self.in_flight -= 1
 
     async def probe(self, seconds: float) -> bool:
-        """Asks whether the replica is ready, for at most `seconds`, and remembers the answer."""
+        """Asks whether the replica, and its model, is ready, for at most `seconds`; remembers the answer and why."""
         if self._tentative and self._grpc is not None:
-            self._tentative = not await self._grpc.ready(self._now() + seconds, self._headers)
+            self._tentative = await self._grpc.unready("", self._now() + seconds, self._headers) != ""
         client = self._grpc if self.protocol == "grpc" or self._http is None else self._http
         assert client is not None
-        self.ready = await client.ready(self._now() + seconds, self._headers)
+        self.reason = await client.unready(self._model, self._now() + seconds, self._headers)
+        self.ready = not self.reason
         return self.ready
 
     async def close(self) -> None:

@@ -147,13 +147,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 class Hop(msgspec.Struct, frozen=True):
     """What one tier did for a request. `rows` are the caller's row indices that got their answer here.
 
-    `deferred` counts the rows that the tier was asked for and did not accept. `queued` and `service` are seconds;
+    `deferred` counts the rows that the tier was asked for and did not accept, `unscored` those of them whose confidence
+    could not be told. `queued` and `service` are seconds;
     `service` is the whole upstream call of the batch, which several callers may share.
     """
 
     tier: str
     rows: tuple[int, ...]
     deferred: int = 0
+    unscored: int = 0
     cached: bool = False
     endpoint: str = ""
     batch_rows: int = 0

@@ -42,6 +42,7 @@ from backends.errors import (
 )
 from backends.kserve_grpc import metadata, read_reply, write_request
 from backends.proto import kserve_pb2 as pb
+from backends.proto import wire
 from backends.request import Infer, Relay, Reply, Request, RpcCall
 
 _SERVICE = "/inference.GRPCInferenceService"
@@ -91,16 +92,19 @@ class TritonGrpc:
             return Reply(await self._relay(content, request))
         raise Unsupported(f"backend {self._address}: an HTTP call cannot be relayed over gRPC")
 
-    async def ready(self, deadline: float, headers: Mapping[str, str]) -> bool:
-        """Whether the server says that it is ready, by `deadline`; false where it cannot be asked."""
+    async def unready(self, model: str, deadline: float, headers: Mapping[str, str]) -> str:
+        """Why the server, or `model` on it, is not ready, by `deadline`; empty where it is."""
+        method, field = ("ModelReady", wire.text(1, model)) if model else ("ServerReady", b"")
         try:
             await self._connected(deadline)
-            reply = await self._unary(
-                self._channel.unary_unary(f"{_SERVICE}/ServerReady"), b"", deadline, headers.items()
-            )
-            return pb.ServerReadyResponse.FromString(reply).ready
-        except (Failure, DecodeError):
-            return False
+            call = self._channel.unary_unary(f"{_SERVICE}/{method}")
+            reply = await self._unary(call, field, deadline, headers.items())
+            # ModelReady's reply has the same field.
+            return "" if pb.ServerReadyResponse.FromString(reply).ready else f"{method} answered no"
+        except Failure as failure:
+            return failure.message
+        except DecodeError:
+            return f"{method} answered nonsense"
 
     async def close(self) -> None:
         """Ends all calls, which fail as lost. Later ones are refused as unreachable."""

@@ -35,13 +35,14 @@ class TritonHttp:
             return await self._relay(request, request.content)
         raise BadReply("a gRPC call cannot be relayed over HTTP")
 
-    async def ready(self, deadline: float, headers: Mapping[str, str]) -> bool:
-        """Whether the server says that it is ready; False where it says anything else or nothing."""
+    async def unready(self, model: str, deadline: float, headers: Mapping[str, str]) -> str:
+        """Why the server, or `model` on it, is not ready; empty where it is."""
+        target = f"/v2/models/{quote(model, safe='')}/ready" if model else "/v2/health/ready"
         try:
-            response = await self._client.request("GET", "/v2/health/ready", _encoded(headers), deadline=deadline)
-        except Failure:
-            return False
-        return response.status == 200
+            response = await self._client.request("GET", target, _encoded(headers), deadline=deadline)
+        except Failure as failure:
+            return failure.message
+        return "" if response.status == 200 else f"{target} answered {response.status}"
 
     async def close(self) -> None:
         await self._client.close()

@@ -91,7 +91,13 @@ class Gateway:
         for name, (_, endpoints) in self._things.endpoints.items():
             known[name] = {
                 "endpoints": [
-                    {"name": e.name, "ready": e.ready, "protocol": e.protocol, "in_flight": e.in_flight}
+                    {
+                        "name": e.name,
+                        "ready": e.ready,
+                        "reason": e.reason,
+                        "protocol": e.protocol,
+                        "in_flight": e.in_flight,
+                    }
                     for e in endpoints
                 ]
             }

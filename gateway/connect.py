@@ -51,5 +51,6 @@ class Connect:
             tentative=self.tentative_grpc,
             timeout=backend.timeout,
             headers=backend.headers,
+            model=backend.model,
             now=self.now,
         )

@@ -51,6 +51,22 @@ class Metrics:
                 "headrace_deferred_rows", "Rows that a tier passed on to the next", ["route", "tier"], registry=registry
             )
         )
+        self._unscored = _bound(
+            Counter(
+                "headrace_unscored_rows",
+                "Rows passed on because their confidence could not be told: is `accept` right?",
+                ["route", "tier"],
+                registry=registry,
+            )
+        )
+        self._tier_failures = _bound(
+            Counter(
+                "headrace_tier_failures",
+                "Calls that a tier failed and the next one got",
+                ["route", "tier"],
+                registry=registry,
+            )
+        )
         self._cache = _bound(
             Counter(
                 "headrace_cache_rows", "Rows looked up, by outcome (hit, miss)", ["route", "result"], registry=registry
@@ -111,6 +127,10 @@ class Metrics:
                 self._rows(route, hop.tier).inc(len(hop.rows) or (0 if hop.deferred else 1))
                 if hop.deferred:
                     self._deferred(route, hop.tier).inc(hop.deferred)
+                if hop.unscored:
+                    self._unscored(route, hop.tier).inc(hop.unscored)
+                if hop.reason == "failed":
+                    self._tier_failures(route, hop.tier).inc()
             if reply.cacheable:
                 self._cache(route, "hit" if hop.cached else "miss").inc(len(hop.rows))
             queued += hop.queued

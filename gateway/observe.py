@@ -52,6 +52,7 @@ class Observed:
         self._access_log = access_log
         self._headers = headers
         self._now = now
+        self._warned: set[tuple[str, str]] = set()
 
     async def __call__(self, request: Request, /) -> Reply:
         began = self._now()
@@ -85,6 +86,7 @@ class Observed:
         self._metrics.request(route, self._protocol, status, seconds)
         if reply is not None:
             self._metrics.reply(route, reply)
+            self._warn(route, reply)
         if span is not None:
             if error is not None:
                 telemetry.failed(span, error)
@@ -92,6 +94,17 @@ class Observed:
             span.end()
         if self._access_log and _log.isEnabledFor(logging.INFO):
             _log.info("request", extra={"fields": self._line(request, span, status, seconds, reply, error)})
+
+    def _warn(self, route: str, reply: Reply) -> None:
+        """Says once per tier that a cascade does not decide: it costs both tiers, and callers see nothing of it."""
+        for hop in reply.trail:
+            what = "rows could not be scored" if hop.unscored else "calls failed" if hop.reason == "failed" else ""
+            if what and (hop.tier, what) not in self._warned:
+                self._warned.add((hop.tier, what))
+                fields = {"route": route, "tier": hop.tier}
+                logging.getLogger("headrace").warning(
+                    f"{what} and went on to the next tier; said once", extra={"fields": fields}
+                )
 
     def _status(self, reply: Reply | None, error: BaseException | None) -> str:
         if error is None:

@@ -52,5 +52,12 @@ class Probing:
             _log.log(
                 logging.INFO if ready else logging.WARNING,
                 "endpoint ready" if ready else "endpoint not ready",
-                extra={"fields": {"backend": backend, "endpoint": endpoint.name, "protocol": endpoint.protocol}},
+                extra={
+                    "fields": {
+                        "backend": backend,
+                        "endpoint": endpoint.name,
+                        "protocol": endpoint.protocol,
+                        **({} if ready else {"reason": endpoint.reason}),
+                    }
+                },
             )

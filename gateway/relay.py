@@ -22,18 +22,15 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _MAX_DOCUMENT_BYTES = 256 * 1024 * 1024
 
 
-class Uniform:
-    """Several replicas as one: a call that changes a server would reach only one of them, and is refused.
-
-    `backend` names them in the error.
-    """
+class ReadOnly:
+    """`inner` without the calls that change a server (load, unload, settings, shared memory); `why` says why not."""
 
     _PATHS = ("/load", "/unload", "/register", "/unregister", "/trace/setting", "/logging")
     _METHODS = ("Load", "Unload", "Register", "Unregister", "TraceSetting", "LogSettings")
 
-    def __init__(self, inner: Service, backend: str) -> None:
+    def __init__(self, inner: Service, why: str) -> None:
         self._inner = inner
-        self._backend = backend
+        self._why = why
 
     async def __call__(self, request: Request, /) -> Reply:
         call = request.content
@@ -43,7 +40,7 @@ class Uniform:
             and call.target.partition("?")[0].rstrip("/").endswith(self._PATHS)
         ) or (isinstance(call, RpcCall) and call.method.endswith(self._METHODS))
         if changes:
-            raise Unsupported(f"'{self._backend}' has several replicas, and this call would reach only one of them")
+            raise Unsupported(f"this call would change a server: {self._why}")
         return await self._inner(request)
 
 

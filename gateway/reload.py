@@ -106,7 +106,7 @@ class Reload:
         if not force:
             ready = await asyncio.gather(*(endpoint.probe(_PROBE_SECONDS) for _, endpoint in fresh))
             problems = [
-                Problem("policy", 0, f"backends.{name}.endpoints", f"{endpoint.name} is not ready", "start it first")
+                Problem("policy", 0, f"backends.{name}.endpoints", f"{endpoint.name} is not ready: {endpoint.reason}")
                 for (name, endpoint), yes in zip(fresh, ready, strict=True)
                 if not yes
             ]

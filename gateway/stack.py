@@ -27,7 +27,7 @@ from cache.store import MemoryStore, Store
 from gateway.admit import Admit, InFlight
 from gateway.metrics import Metrics
 from gateway.observe import MeasuredBatch, Observed
-from gateway.relay import Renamed, Uniform
+from gateway.relay import ReadOnly, Renamed
 from gateway.telemetry import Traced, TracedBatch, TracedCall, Tracing
 from policies import Policy
 from policies.spec import Backend, Cache, Route
@@ -90,8 +90,8 @@ def build(policy: Policy, things: Things, tools: Tools) -> dict[str, Service]:
     """The gateway that `policy` describes, as one service for each protocol (`http`, `grpc`)."""
     switch = Switch(
         {name: _route(route, policy, things, tools) for name, route in policy.routes.items()},
-        _plain(policy.backends[policy.proxy], things, tools) if policy.proxy else None,
-        _plain(_general(policy), things, tools) if policy.backends else None,
+        _plain(policy.backends[policy.proxy], policy, things, tools) if policy.proxy else None,
+        _plain(_general(policy), policy, things, tools) if policy.backends else None,
     )
     things.prune(policy)
     admitted = Admit(switch, policy, things.in_flight, tools.now)
@@ -134,7 +134,7 @@ def _route(route: Route, policy: Policy, things: Things, tools: Tools) -> tuple[
     last = policy.backends[route.tiers[-1].backend]
     return (
         Cascade(tiers, cacheable=route.cache is not None),
-        Renamed(_plain(last, things, tools), last.model, last.version),
+        Renamed(_plain(last, policy, things, tools), last.model, last.version),
     )
 
 
@@ -158,10 +158,13 @@ def _unready(endpoints: Sequence[Endpoint]) -> list[int]:
     return [i for i, endpoint in enumerate(endpoints) if endpoint.ready is False]
 
 
-def _plain(backend: Backend, things: Things, tools: Tools) -> Service:
+def _plain(backend: Backend, policy: Policy, things: Things, tools: Tools) -> Service:
+    """A backend's path for calls that are relayed. Whoever proxies a whole server may change it, if there is one."""
     endpoints = _endpoints(backend, things, tools)
     plain = Balancer(endpoints, [_observed(endpoint, backend, tools) for endpoint in endpoints])
-    return plain if len(endpoints) == 1 else Uniform(plain, backend.name)
+    if len(endpoints) > 1:
+        return ReadOnly(plain, f"'{backend.name}' has several replicas, and it would reach only one of them")
+    return plain if policy.proxy else ReadOnly(plain, "this gateway has no `proxy`, and passes on what reads only")
 
 
 def _observed(endpoint: Endpoint, backend: Backend, tools: Tools) -> Service:

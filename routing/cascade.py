@@ -58,13 +58,16 @@ class Cascade:
             try:
                 reply = await tier.inner(_addressed(content(request, asked), tier))
                 answer = rowwise.verify(reply.answer, len(pending))
-                kept = _kept(answer, tier.accept, len(pending))
+                kept, unscored = _kept(answer, tier.accept, len(pending))
             except (Unreachable, Rejected, TooSlow, ConnectionLost, BadReply, BackendFailed) as failure:
-                if tier is tiers[-1] or not _own_fault(failure):
+                # An output that the caller never asked for cannot be the caller's fault.
+                if tier is tiers[-1] or not (added or _own_fault(failure)):
                     raise
                 trail.append(Hop(tier.name, (), deferred=len(pending), reason="failed"))
                 continue
             trail += _trail(reply.trail, tier.name, pending, kept)
+            if unscored and trail:
+                trail[-1] = replace(trail[-1], unscored=unscored)
             if kept:
                 part = answer if len(kept) == len(pending) else rowwise.take_answer(answer, kept)
                 pieces.append(([pending[i] for i in kept], _without(part, added)))
@@ -81,12 +84,13 @@ def _addressed(request: Request, tier: Rung) -> Request:
     return replace(request, model=tier.model or request.model, version=tier.version or request.version)
 
 
-def _kept(answer: Answer, accept: Accept | None, count: int) -> list[int]:
-    """Positions, among the rows that were asked, of those whose answer stands."""
+def _kept(answer: Answer, accept: Accept | None, count: int) -> tuple[list[int], int]:
+    """Positions, among the rows that were asked, of those whose answer stands; and how many could not be scored."""
     if accept is None:
-        return list(range(count))
-    kept: list[int] = (confidence(answer, accept, count) >= accept.threshold).nonzero()[0].tolist()
-    return kept
+        return list(range(count)), 0
+    scores = confidence(answer, accept, count)
+    kept: list[int] = (scores >= accept.threshold).nonzero()[0].tolist()
+    return kept, int((scores < 0).sum())
 
 
 def _with_output(infer: Infer, accept: Accept | None) -> tuple[Infer, str]:

@@ -37,7 +37,8 @@ def shared_memory() -> set[str]:
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[tuple[str, str], float]]:
     """What the demo printed, and its figures by case and metric."""
     report = tmp_path_factory.mktemp("demo") / "demo.json"
-    flags = [f"--{name}=127.0.0.1:{free_port()}" for name in ("http", "grpc", "metrics", "admin", "triton")]
+    flags = [f"--{name}=127.0.0.1:{free_port()}" for name in ("http", "grpc", "metrics", "admin")]
+    flags.append(f"--triton=127.0.0.1:{free_port(3)}")
     before = running(), shared_memory()
     done = subprocess.run(
         [sys.executable, "-m", "deploy.demo", "--once", *flags, "--json", str(report)],

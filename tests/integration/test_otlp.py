@@ -107,7 +107,7 @@ def rig(
             monkeypatch.setenv(name, value)
         models = write_test_models(folder / "models")
         with Triton(
-            ensure_venv(VENV), models, log=folder / "triton.log", models=["rowsum"], http=free_port(),
+            ensure_venv(VENV), models, log=folder / "triton.log", models=["rowsum"], http=free_port(3),
             otlp=f"{url}/v1/traces",
         ) as server:  # fmt: skip
             policy = folder / "policy.yaml"

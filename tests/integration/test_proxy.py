@@ -30,7 +30,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Triton, Ser
             write_test_models(folder / "models"),
             log=folder / "triton.log",
             models=["echo", "rowsum"],
-            http=free_port(),
+            http=free_port(3),
         ) as server,
         served(folder, "--backend", f"http://{server.http}") as gateway,
     ):

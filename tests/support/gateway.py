@@ -44,8 +44,8 @@ class FakeServer:
         body = b'{"name":"%s","target":"%s"}' % (request.model.encode(), request.content.target.encode())
         return Reply(Relay(200, ((b"content-type", b"application/json"),), _chunks(body)))
 
-    async def ready(self, deadline: float, headers: Mapping[str, str]) -> bool:
-        return self.is_ready
+    async def unready(self, model: str, deadline: float, headers: Mapping[str, str]) -> str:
+        return "" if self.is_ready else "it said no"
 
     async def close(self) -> None:
         pass

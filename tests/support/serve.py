@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,11 +38,18 @@ class Served:
         return {k: float(v) for k, _, v in (line.rpartition(" ") for line in lines if not line.startswith("#"))}
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def free_port(count: int = 1) -> int:
+    """The first of `count` free ports in a row, below those that the system gives to connections."""
+    while True:
+        first = random.randrange(15000, 30000)
+        with ExitStack() as stack:
+            try:
+                for port in range(first, first + count):
+                    probe = stack.enter_context(socket.socket())
+                    probe.bind(("127.0.0.1", port))
+                return first
+            except OSError:
+                continue
 
 
 @contextmanager

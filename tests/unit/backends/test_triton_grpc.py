@@ -195,7 +195,7 @@ def test_closing_ends_calls_as_lost_not_as_cancelled() -> None:
                     await asyncio.wait_for(call, 2)
             with pytest.raises(Unreachable, match="closed"):
                 await client(ask())
-            assert not await client.ready(math.inf, {})
+            assert await client.unready("", math.inf, {})
 
     asyncio.run(main())
 
@@ -209,7 +209,7 @@ def test_nobody_listens() -> None:
             for request in (ask(), ask(), relay("ModelConfig", told(b""))):
                 with pytest.raises(Unreachable, match="failed to connect to all addresses"):
                     await client(request)
-            assert not await client.ready(time.monotonic() + 1, {})
+            assert await client.unready("", time.monotonic() + 1, {})
             await client.close()
 
     asyncio.run(main())
@@ -453,12 +453,12 @@ def test_ready_and_what_cannot_be_relayed() -> None:
 
         async with backend(script) as client:
             for ready in (True, False, True):
-                assert await client.ready(time.monotonic() + 1, {}) is ready
-            assert not await client.ready(time.monotonic() - 1, {})
+                assert (await client.unready("", time.monotonic() + 1, {}) == "") is ready
+            assert await client.unready("", time.monotonic() - 1, {})
             with pytest.raises(Unsupported):
                 await client(Request(model="m", content=HttpCall("GET", "/v2")))
         async with backend(aborting(grpc.StatusCode.UNAVAILABLE, "starting")) as client:
-            assert not await client.ready(math.inf, {})
+            assert await client.unready("", math.inf, {})
 
     asyncio.run(main())
 

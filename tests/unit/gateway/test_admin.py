@@ -35,7 +35,7 @@ def test_what_there_is_to_ask() -> None:
     index, backends, ready, live = get(admin(gateway()), "/", "/backends", "/readyz", "/livez")
     assert "/traces/{id}" in index.json()["paths"]
     (endpoint,) = backends.json()["a"]["endpoints"]
-    assert endpoint == {"name": "http://127.0.0.1:1", "ready": None, "protocol": "http", "in_flight": 0}
+    assert endpoint == {"name": "http://127.0.0.1:1", "ready": None, "reason": "", "protocol": "http", "in_flight": 0}
     assert backends.json()["a"]["queue"] == {"rows": 0, "batches_running": 0}
     assert (ready.status_code, live.status_code) == (503, 200)
 

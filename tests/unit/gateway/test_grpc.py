@@ -422,10 +422,10 @@ def test_health() -> None:
             named = pb.HealthCheckRequest(service="inference.GRPCInferenceService").SerializeToString()
             unknown = pb.HealthCheckRequest(service="other").SerializeToString()
             assert await setup.call(check) == await setup.call(check, named) == serving
-            assert await setup.client.ready(time.monotonic() + 2, {})
+            assert await setup.client.unready("", time.monotonic() + 2, {}) == ""
             setup.ready = False
             assert await setup.call(check) == not_serving
-            assert not await setup.client.ready(time.monotonic() + 2, {})
+            assert await setup.client.unready("", time.monotonic() + 2, {})
             assert pb.ServerLiveResponse.FromString(await setup.call("ServerLive")).live
             assert (await refusal(setup.call(check, unknown)))[0] is grpc.StatusCode.NOT_FOUND
             assert (await refusal(setup.call(check, b"\x0b")))[0] is grpc.StatusCode.INVALID_ARGUMENT

@@ -365,7 +365,11 @@ def test_control_calls_are_for_models_of_the_gateway() -> None:
         async with rig().client() as client:
             foreign = await client.post("/v2/repository/models/other/unload")
             own = await client.post("/v2/repository/models/sure/load")
-        assert foreign.status_code == 404
+            settings = await client.post("/v2/logging", json={})
+        assert (foreign.status_code, own.status_code, settings.status_code) == (404, 501, 501)
+        assert "no `proxy`" in own.json()["error"]
+        async with rig(PROXY).client() as client:
+            own = await client.post("/v2/repository/models/sure/load")
         assert own.json()["target"] == "/v2/repository/models/large/load"
 
     asyncio.run(run())
@@ -374,3 +378,24 @@ def test_control_calls_are_for_models_of_the_gateway() -> None:
 def test_equal_cache_settings_are_not_one_cache() -> None:
     r = rig(POLICY + "  second: {backend: plain, cache: {ttl: 1h}}\n")
     assert len(r.things.stores) == 2
+
+
+def test_a_rule_that_fits_no_output_is_loud_and_costs_no_caller_an_answer() -> None:
+    async def run() -> None:
+        r = rig(POLICY.replace("output: P,", "output: WHO,"))
+        async with r.client() as client:
+            answer = await post(client, "sure", body([0.9, 0.1]))
+            assert output(answer, "WHO") == [1.0, 1.0]
+        assert r.metric('headrace_unscored_rows_total{route="sure",tier="small"}') == 2
+        r = rig(POLICY.replace("output: P,", "output: NOPE,"))
+
+        def picky(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            raise BackendFailed("unexpected inference output 'NOPE'", 400)
+
+        r.server.models["small"] = picky
+        async with r.client() as client:
+            answer = await post(client, "sure", body([0.9], outputs=[{"name": "WHO"}]))
+            assert output(answer, "WHO") == [1.0]
+        assert r.metric('headrace_tier_failures_total{route="sure",tier="small"}') == 1
+
+    asyncio.run(run())

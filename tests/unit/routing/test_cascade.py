@@ -75,7 +75,7 @@ def test_only_unsure_rows_go_on_and_come_back_in_their_places() -> None:
     assert [request.model for request in small.requests + large.requests] == ["m1", "m2"]
     assert [request.version for request in large.requests] == ["9"]
     assert reply.trail == (
-        Hop("t1", (0, 3), deferred=3, endpoint="e1", batch_rows=5),
+        Hop("t1", (0, 3), deferred=3, unscored=1, endpoint="e1", batch_rows=5),
         Hop("t2", (1, 2, 4), endpoint="e2", batch_rows=3),
     )
     assert reply.cacheable
