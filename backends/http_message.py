@@ -11,15 +11,13 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from backends import request
 from backends.errors import BadRequest
 from backends.tensor import Bytes
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
-# RFC 9110, 7.6.1, and Trailer, because trailers are dropped: these concern one connection and never cross the gateway.
-HOP_BY_HOP = frozenset(
-    (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade")
-)
+HOP_BY_HOP = frozenset(name.encode() for name in request.HOP_BY_HOP)
 # Bodies up to here are joined to the head: copying this much costs less than a second buffer in one write.
 JOIN_BYTES = 16 * 1024
 # Request lines and header names that were checked and are remembered; models and names are few, attackers many.

@@ -25,7 +25,7 @@ from backends.errors import BadReply, BadRequest, Failure, Unsupported
 from backends.parameters import check_parameters, passed_on
 from backends.proto import kserve_pb2 as pb
 from backends.proto import wire
-from backends.request import Answer, Head, Infer, Parameters, Tensors, Wanted, Wire
+from backends.request import HOP_BY_HOP, Answer, Head, Infer, Parameters, Tensors, Wanted, Wire
 from backends.tensor import MAX_RANK, Bytes, Tensor, check, check_shape, join_elements, shown
 
 # Each becomes Python objects, so that a body full of them would be hostile. No model comes near this.
@@ -170,10 +170,7 @@ def rename_reply(method: str, message: bytes, model: str) -> bytes:
 _KEY = re.compile(r"[0-9a-z_.-]+")
 _VALUE = re.compile(r"[\x20-\x7e]*")
 # What a hop says to the next one only, what HTTP/2 or gRPC writes itself, and what would describe another body.
-_HOP = frozenset(
-    {"connection", "keep-alive", "proxy-connection", "proxy-authenticate", "proxy-authorization", "te", "trailer",
-     "transfer-encoding", "upgrade", "host", "content-type", "content-length", "content-encoding", "user-agent"}
-)  # fmt: skip
+_HOP = HOP_BY_HOP | {"host", "content-type", "content-length", "content-encoding", "user-agent"}
 
 
 def metadata(pairs: Iterable[tuple[str, Any]]) -> tuple[tuple[str, str | bytes], ...]:

@@ -24,11 +24,19 @@ from msgspec.structs import replace
 from backends.tensor import Tensor
 
 __all__ = [
-    "Answer", "Head", "Hop", "HttpCall", "Infer", "Origin", "Parameters", "Relay", "Reply", "Request", "RpcCall",
-    "Service", "Tensors", "Trail", "Wanted", "Wire", "content", "replace",
+    "HOP_BY_HOP", "Answer", "Head", "Hop", "HttpCall", "Infer", "Origin", "Parameters", "Relay", "Reply", "Request",
+    "RpcCall", "Service", "Tensors", "Trail", "Wanted", "Wire", "content", "replace",
 ]  # fmt: skip
 
 Parameters = Mapping[str, Any]
+
+# Headers that belong to one hop and never cross a proxy (RFC 9110, 7.6.1).
+HOP_BY_HOP = frozenset(
+    {
+        "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
+        "transfer-encoding", "upgrade",
+    }
+)  # fmt: skip
 
 
 class Head(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from urllib.parse import unquote_to_bytes
 from backends.errors import BadRequest, Failure, NotFound, WrongMethod
 from backends.json_text import MAX_NESTING, too_deep
 from backends.kserve_json import error_body, read_request, write_reply
-from backends.request import Answer, HttpCall, Relay, Reply, Request, Service
+from backends.request import HOP_BY_HOP, Answer, HttpCall, Relay, Reply, Request, Service
 from backends.tensor import shown
 from gateway import respond
 from gateway.body import NUMBER, Bodies
@@ -25,19 +25,8 @@ from gateway.server import TASK, Message, Receive, Scope, Send
 
 RawHeaders = tuple[tuple[bytes, bytes], ...]
 
-# Never cross a proxy (RFC 9110, 7.6.1), or are written anew from the body that is really sent.
-HOP_BY_HOP = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-    }
-    | {b"transfer-encoding", b"upgrade", b"content-length", b"host", b"expect"}
-)
+# Belongs to the caller's own connection, or is written anew for the body that is really sent.
+_NOT_RELAYED = frozenset(name.encode() for name in HOP_BY_HOP) | {b"content-length", b"host", b"expect"}
 # About a body that the backend gets written anew, or decoded.
 _OF_THE_BODY = frozenset({b"content-encoding", b"accept-encoding", b"content-type", b"inference-header-content-length"})
 _ASKED = "headrace.asked"
@@ -202,7 +191,7 @@ def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> RawHeaders:
     headers = tuple(headers)
     named = {name.strip().lower() for k, v in headers if k == b"connection" for name in v.split(b",")}
     return tuple(
-        (k, v) for k, v in headers if k not in HOP_BY_HOP and k not in named and not k.startswith(b"headrace-")
+        (k, v) for k, v in headers if k not in _NOT_RELAYED and k not in named and not k.startswith(b"headrace-")
     )
 
 
@@ -240,7 +229,7 @@ async def _send(send: Send, status: int, headers: RawHeaders, body: bytes) -> No
 
 
 async def _send_relay(send: Send, relay: Relay, method: str, extra: RawHeaders) -> None:
-    headers: list[Any] = [(k, v) for k, v in relay.headers if k not in HOP_BY_HOP]
+    headers: list[Any] = [(k, v) for k, v in relay.headers if k not in _NOT_RELAYED]
     if isinstance(relay.body, bytes):
         await _send(send, relay.status, (*headers, *extra), relay.body)
         return

@@ -10,12 +10,13 @@ from policies.schema import mismatch
 from policies.source import Leaf, Node
 from policies.spec import Secret
 
-_NAME = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,128}")  # RFC 9110's token, in lower case as HTTP/2 has it
-_VALUE = re.compile(r"[\t -~]{0,8192}")  # what both HTTP and gRPC metadata can carry
+_NAME = re.compile(r"[a-z0-9._-]{1,128}")  # what both HTTP and gRPC metadata can carry, in lower case
+_VALUE = re.compile(r"[ -~]{0,8192}")  # what both HTTP and gRPC metadata can carry
 # Said by the connection, not by the policy (RFC 9110, 7.6.1; gRPC reserves its prefix).
 _OWN = frozenset((
-    "connection", "content-encoding", "content-length", "content-type", "host", "inference-header-content-length",
-    "keep-alive", "te", "trailer", "transfer-encoding", "upgrade",
+    "accept-encoding", "connection", "content-encoding", "content-length", "content-type", "host",
+    "inference-header-content-length", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",
+    "te", "trailer", "transfer-encoding", "upgrade", "user-agent",
 ))  # fmt: skip
 
 
@@ -23,7 +24,7 @@ def header_name(name: str) -> str:
     """`name` in lower case. Raises Wrong."""
     name = name.lower()
     if not _NAME.fullmatch(name):
-        raise Wrong("not a header's name", "expected letters, digits and '-'")
+        raise Wrong("not a header's name", "expected letters, digits, '-', '_' and '.'")
     if name in _OWN or name.startswith("grpc-") or name.endswith("-bin"):
         raise Wrong(f"'{name}' is set by the connection itself", "delete it")
     return name

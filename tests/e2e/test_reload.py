@@ -6,14 +6,12 @@ import os
 import signal
 import subprocess
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from tests.support.serve import HEADRACE, Served, served
+from tests.support.serve import HEADRACE, Served, served, within
 from tests.support.triton import triton  # noqa: F401
 
 POLICY = """
@@ -24,15 +22,6 @@ routes:
 telemetry: {{access_log: false}}
 """
 BODY = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 16], "data": [1.0] * 16}]}
-
-
-def within(seconds: float, true: Callable[[], bool]) -> bool:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if true():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def version(gateway: Served) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from deploy.demo.repository import write_test_models
 from deploy.demo.triton import Triton, ensure_venv
-from tests.support.serve import Served, free_port, served
+from tests.support.serve import Served, free_port, served, within
 from tests.support.triton import VENV
 
 BODY = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 16], "data": [1.0] * 16}]}
@@ -83,15 +83,6 @@ def collector() -> Iterator[tuple[Sink, str]]:
         server.shutdown()
         thread.join()
         server.server_close()
-
-
-def within(seconds: float, true: Callable[[], bool]) -> bool:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if true():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 @contextmanager

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from tritonclient.utils import InferenceServerException
 
 from deploy.demo.repository import write_test_models
 from deploy.demo.triton import Triton, ensure_venv
-from tests.support.serve import Served, served
+from tests.support.serve import Served, served, within
 from tests.support.triton import VENV
 
 REQUESTS = 2000
@@ -216,20 +215,11 @@ def test_a_triton_that_comes_late_is_found(tmp_path: Path) -> None:
         try:
             late.start()
             late.wait_ready()
-            assert _within(5, lambda: httpx.post(url, json=good, timeout=10).status_code == 200)
-            assert _within(5, lambda: httpx.get(f"http://{gateway.http}/v2/health/ready").status_code == 200)
+            assert within(5, lambda: httpx.post(url, json=good, timeout=10).status_code == 200)
+            assert within(5, lambda: httpx.get(f"http://{gateway.http}/v2/health/ready").status_code == 200)
         finally:
             late.stop()
-        assert _within(5, lambda: httpx.get(f"http://{gateway.http}/v2/health/ready").status_code == 503)
+        assert within(5, lambda: httpx.get(f"http://{gateway.http}/v2/health/ready").status_code == 503)
         response = httpx.post(url, json=good)
         assert response.status_code == 503
         assert "retry-after" in response.headers
-
-
-def _within(seconds: float, true: Callable[[], bool]) -> bool:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if true():
-            return True
-        time.sleep(0.05)
-    return False

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,16 @@ class Served:
         """The metrics page, by sample name with labels."""
         lines = httpx.get(f"http://{self.metrics}/metrics", timeout=10).text.splitlines()
         return {k: float(v) for k, _, v in (line.rpartition(" ") for line in lines if not line.startswith("#"))}
+
+
+def within(seconds: float, true: Callable[[], bool]) -> bool:
+    """Whether `true` becomes true before the time is over."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if true():
+            return True
+        time.sleep(0.02)
+    return False
 
 
 def free_port(count: int = 1) -> int:

@@ -285,7 +285,7 @@ EXACT = {
     ],
     backend("headers: {Host: x, 'a b': c, empty: , X: 1, x: 2, list: [1]}"): [
         "p.yaml:3: backends.b.headers.Host: 'host' is set by the connection itself; delete it",
-        "p.yaml:3: backends.b.headers[\"a b\"]: not a header's name; expected letters, digits and '-'",
+        "p.yaml:3: backends.b.headers[\"a b\"]: not a header's name; expected letters, digits, '-', '_' and '.'",
         "p.yaml:3: backends.b.headers.empty: a header without a value; write a text in quotes, or ${NAME}",
         "p.yaml:3: backends.b.headers.x: 'x' is here already; names differ by more than upper and lower case",
         "p.yaml:3: backends.b.headers.list: expected a header's value, got a list",
