@@ -6,12 +6,13 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 from urllib.parse import urlsplit
 
 import typer
 
 from gateway.tools import policy_commands
+from gateway.tools.asking import ADMIN, Admin, ask
 from gateway.tools.bench import command as bench_command
 from policies import Policy, PolicyError, Problem, implicit, load
 from policies.address import grpc_target, http_url, listener
@@ -28,8 +29,6 @@ trace_app = typer.Typer(help="Traces that a running gateway recorded.", no_args_
 app.add_typer(trace_app, name="trace")
 app.add_typer(policy_commands.app, name="policy")
 app.add_typer(bench_command.app, name="bench")
-
-_ADMIN = "http://127.0.0.1:8003"
 
 Listener = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Listen here instead; 'off' for not at all.")]
 
@@ -115,8 +114,6 @@ def check(policy_file: Annotated[Path, typer.Argument(metavar="POLICY", help="Th
 @app.command()
 def explain(policy_file: Annotated[Path, typer.Argument(metavar="POLICY", help="The policy, a YAML file.")]) -> None:
     """Print every value that a policy puts in effect, and the line that it comes from."""
-    from rich.console import Console
-
     from gateway.tools.explain import tree
     from policies.explain import explain as explained
     from policies.read import written
@@ -125,8 +122,7 @@ def explain(policy_file: Annotated[Path, typer.Argument(metavar="POLICY", help="
         root = explained(written(policy_file), str(policy_file), os.environ)
     except PolicyError as error:
         _die(str(error), code=1)
-    console = Console()
-    Console(width=max(console.width, 200)).print(tree(root))
+    _print_wide(tree(root))
 
 
 @app.command()
@@ -171,37 +167,28 @@ def init(
 
 
 @trace_app.command("last")
-def trace_last(
-    admin: Annotated[str, typer.Option(metavar="URL", help="The gateway's admin address.")] = _ADMIN,
-) -> None:
+def trace_last(admin: Admin = ADMIN) -> None:
     """Print the last recorded request as an indented tree with times."""
     _show_trace(admin, "last")
 
 
 @trace_app.command("show")
-def trace_show(
-    trace_id: str, admin: Annotated[str, typer.Option(metavar="URL", help="The gateway's admin address.")] = _ADMIN
-) -> None:
+def trace_show(trace_id: str, admin: Admin = ADMIN) -> None:
     """Print one trace by its id (see `traceparent`, the access log, or GET /traces)."""
     _show_trace(admin, trace_id)
 
 
 def _show_trace(admin: str, trace_id: str) -> None:
-    import httpx
-    from rich.console import Console
-
     from gateway.tools.trace_tree import tree
 
-    try:
-        response = httpx.get(f"{admin.rstrip('/')}/traces/{trace_id}", timeout=5.0)
-        document = response.json()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        _die(f"no admin port answers at {admin}: {error}; see --admin", code=1)
-    if response.status_code != 200:
-        _die(f"{admin}: {document.get('error', response.status_code)}", code=1)
-    # Wider than a narrow terminal: a line that wraps says more than one that is cut.
-    console = Console()
-    Console(width=max(console.width, 200)).print(tree(document))
+    _print_wide(tree(ask("GET", admin, f"/traces/{trace_id}")))
+
+
+def _print_wide(renderable: Any) -> None:
+    """Wider than a narrow terminal: a line that wraps says more than one that is cut."""
+    from rich.console import Console
+
+    Console(width=max(Console().width, 200)).print(renderable)
 
 
 def _next_port(url: str) -> str | None:

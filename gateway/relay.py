@@ -59,7 +59,10 @@ class Renamed:
         call = request.content
         if isinstance(call, HttpCall):
             target, tail = _target(call.target, model, self._version)
-            reply = await self._inner(replace(request, model=model, content=replace(call, target=target)))
+            # A compressed document could not be renamed on its way back.
+            headers = tuple((k, v) for k, v in call.headers if k != b"accept-encoding")
+            content = replace(call, target=target, headers=headers)
+            reply = await self._inner(replace(request, model=model, content=content))
             if tail not in ("", "config", "infer", "generate"):
                 return reply
             assert isinstance(reply.body, Relay)

@@ -88,13 +88,12 @@ class Things:
 
 def build(policy: Policy, things: Things, tools: Tools) -> dict[str, Service]:
     """The gateway that `policy` describes, as one service for each protocol (`http`, `grpc`)."""
-    switch = Switch(
-        {name: _route(route, policy, things, tools) for name, route in policy.routes.items()},
-        _plain(policy.backends[policy.proxy], policy, things, tools) if policy.proxy else None,
-        _plain(_general(policy), policy, things, tools) if policy.backends else None,
-    )
+    routes = {name: _route(route, policy, things, tools) for name, route in policy.routes.items()}
+    proxy = _plain(policy.backends[policy.proxy], policy, things, tools) if policy.proxy else None
+    # Calls that name no model are the proxy's, else the first backend's.
+    general = proxy or _plain(next(iter(policy.backends.values())), policy, things, tools)
     things.prune(policy)
-    admitted = Admit(switch, policy, things.in_flight, tools.now)
+    admitted = Admit(Switch(routes, proxy, general), policy, things.in_flight, tools.now)
     return {
         protocol: Observed(
             admitted,
@@ -110,11 +109,6 @@ def build(policy: Policy, things: Things, tools: Tools) -> dict[str, Service]:
         )
         for protocol in ("http", "grpc")
     }
-
-
-def _general(policy: Policy) -> Backend:
-    """Who answers calls that name no model: the proxy, else the first backend."""
-    return policy.backends[policy.proxy] if policy.proxy else next(iter(policy.backends.values()))
 
 
 def _route(route: Route, policy: Policy, things: Things, tools: Tools) -> tuple[Service, Service]:
@@ -198,9 +192,7 @@ def _store(route: Route, cache: Cache, things: Things, tools: Tools) -> Store:
 class Switch:
     """Finds who answers: the route of that name, else the proxy; `general` takes calls that name no model."""
 
-    def __init__(
-        self, routes: dict[str, tuple[Service, Service]], proxy: Service | None, general: Service | None
-    ) -> None:
+    def __init__(self, routes: dict[str, tuple[Service, Service]], proxy: Service | None, general: Service) -> None:
         self._routes = routes
         self._proxy = proxy
         self._general = general

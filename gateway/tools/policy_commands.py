@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
-import httpx
 import typer
 
+from gateway.tools.asking import ADMIN, Admin, ask, die
 from policies import PolicyError, load
 
 app = typer.Typer(help="Another policy for a running gateway.", no_args_is_help=True)
 
 PolicyFile = Annotated[Path, typer.Argument(metavar="POLICY", help="The policy, a YAML file.")]
-Admin = Annotated[str, typer.Option(metavar="URL", help="The gateway's admin address.")]
-ADMIN = "http://127.0.0.1:8003"
-# New endpoints are given two seconds to say that they are ready.
-_PATIENCE_SECONDS = 30
 
 
 @app.command()
@@ -28,7 +24,7 @@ def apply(
 ) -> None:
     """Put a policy in force, until the gateway's own file says something new."""
     _loaded(policy_file)
-    answer = _ask(
+    answer = ask(
         "POST", admin, "/policy", content=policy_file.read_bytes(), params={"file": str(policy_file), "force": force}
     )
     typer.echo(f"in force: {answer['version']}")
@@ -37,7 +33,7 @@ def apply(
 @app.command()
 def rollback(admin: Admin = ADMIN) -> None:
     """Put the policy in force that was before this one."""
-    typer.echo(f"in force: {_ask('POST', admin, '/policy/rollback')['version']}")
+    typer.echo(f"in force: {ask('POST', admin, '/policy/rollback')['version']}")
 
 
 @app.command()
@@ -48,7 +44,7 @@ def diff(policy_file: PolicyFile, admin: Admin = ADMIN) -> None:
     # The listeners are the process's, and the versions differ by definition.
     running, wanted = (
         _flat({key: value for key, value in document.items() if key not in ("listen", "version", "refused", "history")})
-        for document in (_ask("GET", admin, "/policy"), plain(_loaded(policy_file)))
+        for document in (ask("GET", admin, "/policy"), plain(_loaded(policy_file)))
     )
     changes = 0
     for path in sorted(running.keys() | wanted.keys()):
@@ -68,7 +64,7 @@ def _loaded(policy_file: Path) -> Any:
     try:
         return load(policy_file, os.environ)
     except PolicyError as error:
-        _die(str(error))
+        die(str(error))
 
 
 def _flat(value: Any, path: str = "") -> dict[str, Any]:
@@ -78,19 +74,3 @@ def _flat(value: Any, path: str = "") -> dict[str, Any]:
     if isinstance(value, list) and value:
         return {k: v for i, item in enumerate(value) for k, v in _flat(item, f"{path}[{i}]").items()}
     return {path: value}
-
-
-def _ask(method: str, admin: str, path: str, **more: Any) -> Any:
-    try:
-        response = httpx.request(method, admin.rstrip("/") + path, timeout=_PATIENCE_SECONDS, **more)
-        document = response.json()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        _die(f"no admin port answers at {admin}: {error}; see --admin")
-    if response.status_code != 200:
-        _die("\n".join(document.get("problems") or [document.get("error", str(response.status_code))]))
-    return document
-
-
-def _die(message: str) -> NoReturn:
-    typer.echo(message, err=True)
-    raise typer.Exit(1)

@@ -208,11 +208,12 @@ def test_relayed_calls_of_a_route_are_for_its_last_tier_under_the_public_name() 
     async def run() -> None:
         r = rig()
         async with r.client() as client:
-            metadata = await client.get("/v2/models/sure")
+            metadata = await client.get("/v2/models/sure", headers={"accept-encoding": "gzip"})
             config = await client.get("/v2/models/sure/versions/3/config?x=1")
             stats = await client.get("/v2/models/sure/stats")
             general = await client.get("/v2/repository/index")
         assert metadata.json() == {"name": "sure", "target": "/v2/models/large"}
+        assert b"accept-encoding" not in dict(r.server.requests[0].content.headers)  # type: ignore[union-attr]
         assert config.json() == {"name": "sure", "target": "/v2/models/large/versions/3/config?x=1"}
         assert stats.json()["target"] == "/v2/models/large/stats"
         assert general.json() == {"name": "", "target": "/v2/repository/index"}
