@@ -12,7 +12,7 @@ import gc
 import logging
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -48,10 +48,10 @@ _CLOSE_SECONDS = 2
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the policy comes from: its file, and how that is read (command-line flags included)."""
+    """Where the policy comes from: how it is read (command-line flags included), and from which files."""
 
-    path: Path
     load: Callable[[], Policy]
+    files: Callable[[], Iterable[Path]]
 
 
 class Gateway:
@@ -244,7 +244,7 @@ async def _serve(policy: Policy, source: Source | None, tentative_grpc: bool) ->
     try:
         await gateway.start()
         if source is not None:
-            watch = Watch(source.path, partial(_reload, gateway, source))
+            watch = Watch(source.files, partial(_reload, gateway, source))
             watch.start()
             loop.add_signal_handler(signal.SIGHUP, _in_background(partial(_reload, gateway, source)))
         # What exists now lives as long as the process: the collector need not walk it for every request's garbage.

@@ -16,6 +16,7 @@ from gateway.tools.asking import ADMIN, Admin, ask
 from gateway.tools.bench import command as bench_command
 from policies import Policy, PolicyError, Problem, implicit, load
 from policies.address import grpc_target, http_url, listener
+from policies.files import Files
 from policies.problem import Wrong
 
 app = typer.Typer(
@@ -58,7 +59,7 @@ def serve(
     if (policy_file is None) == (backend is None):
         _die("serve: expected either a policy file or --backend URL")
     flags = {"http": http, "grpc": grpc, "metrics": metrics, "admin": admin}
-    tentative = False
+    tentative, files = False, Files()
     try:
         if backend is not None:
             guess = None if backend_grpc else _next_port(backend)
@@ -66,7 +67,7 @@ def serve(
             policy = implicit(backend, backend_grpc or guess)
         else:
             assert policy_file is not None
-            policy = load(policy_file, os.environ)
+            policy = load(policy_file, os.environ, files)
     except PolicyError as error:
         _die(str(error))
     declared = policy.listen
@@ -80,7 +81,8 @@ def serve(
     def again() -> Policy:
         """What the file says now."""
         assert policy_file is not None
-        fresh = load(policy_file, os.environ)
+        files.seen.clear()
+        fresh = load(policy_file, os.environ, files)
         if fresh.listen != declared:
             wrong = "the listeners of a running gateway cannot change"
             raise PolicyError([Problem(str(policy_file), 0, "listen", wrong, "restart it, or leave them as they were")])
@@ -92,7 +94,11 @@ def serve(
 
     configure(log_level, "json" if log_format == "json" or (not log_format and not sys.stderr.isatty()) else "text")
     try:
-        run(overruled(policy), Source(policy_file, again) if policy_file else None, tentative_grpc=tentative)
+        run(
+            overruled(policy),
+            Source(again, lambda: tuple(files.seen)) if policy_file else None,
+            tentative_grpc=tentative,
+        )
     except OSError as error:
         _die(f"{error.strerror or error}; see the flags --http, --grpc, --metrics, --admin")
 
@@ -104,7 +110,7 @@ def check(policy_file: Annotated[Path, typer.Argument(metavar="POLICY", help="Th
         policy = load(policy_file, os.environ)
     except PolicyError as error:
         _die(str(error), code=1)
-    tiers = sum(len(route.tiers) for route in policy.routes.values())
+    tiers = sum(len(arm.tiers) for route in policy.routes.values() for arm in route.arms)
     typer.echo(
         f"{policy_file}: good (version {policy.version}: {len(policy.routes)} routes, {tiers} tiers, "
         f"{len(policy.backends)} backends{', proxy ' + policy.proxy if policy.proxy else ''})"
@@ -116,10 +122,9 @@ def explain(policy_file: Annotated[Path, typer.Argument(metavar="POLICY", help="
     """Print every value that a policy puts in effect, and the line that it comes from."""
     from gateway.tools.explain import tree
     from policies.explain import explain as explained
-    from policies.read import written
 
     try:
-        root = explained(written(policy_file), str(policy_file), os.environ)
+        root = explained(Files().text(policy_file), str(policy_file), os.environ)
     except PolicyError as error:
         _die(str(error), code=1)
     _print_wide(tree(root))

@@ -1,26 +1,29 @@
-"""Watching the policy file: by its content, so that every way of changing it counts.
+"""Watching the files of a policy: by their content, so that every way of changing it counts.
 
 An editor renames, Kubernetes swaps a symbolic link, a tool writes in place: reading the file by its name and comparing
-what it says sees all of them, and misses none, at the price of one small read a few times a second.
+what it says sees all of them, and misses none, at the price of a small read a few times a second.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 _EVERY_SECONDS = 0.25
 
 
 class Watch:
-    """Calls `changed` after the file at `path` says something else than it did when this was made, until `close`."""
+    """Calls `changed` after one of the files says something else than it did before, until `close`.
 
-    def __init__(self, path: Path, changed: Callable[[], Awaitable[None]]) -> None:
-        self._path = path
+    `files` gives them as they are now: what a policy includes may change with it.
+    """
+
+    def __init__(self, files: Callable[[], Iterable[Path]], changed: Callable[[], Awaitable[None]]) -> None:
+        self._files = files
         self._changed = changed
-        self._seen = _digest(path)
+        self._seen = self._said()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -33,10 +36,14 @@ class Watch:
 
     async def look(self) -> None:
         """Looks now."""
-        digest = _digest(self._path)
-        if digest != self._seen:
-            self._seen = digest
+        said = self._said()
+        if said != self._seen:
             await self._changed()
+            # A file that is new since then has just been read; one that changed meanwhile is seen at the next look.
+            self._seen = {path: said.get(path, digest) for path, digest in self._said().items()}
+
+    def _said(self) -> dict[Path, bytes]:
+        return {path: _digest(path) for path in self._files()}
 
     async def _forever(self) -> None:
         while True:

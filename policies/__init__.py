@@ -6,6 +6,8 @@ is reported all at once, each problem with file, line, path, what is wrong and w
 what came out of the environment.
 
     source   text -> nodes with lines: YAML's events, `${NAME}`, anchors, merge keys, bounds
+    files    what is read from disk, and which files that was
+    include  one tree of several files
     reader   what a reader is: node -> value, and what it says of itself
     schema   readers, and how they combine (`section`, `items`, `mapping`, `either`, `reference`)
     read     the tables, one a section, and `load`, `parse`, `implicit`

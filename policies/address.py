@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from dataclasses import dataclass
+from urllib.parse import unquote
 
 from policies.problem import Wrong, clip
-from policies.spec import Address, Endpoint
+from policies.spec import Address, Endpoint, Secret
 
 _HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s\[\]:/@]*)(?::([0-9]{1,5}))?")
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
@@ -45,6 +47,40 @@ def grpc_target(text: str) -> str:
         raise Wrong(f"{clip(text)!r} is not a gRPC address", "write host:port or grpc://host:port")
     host, port = _split(place, "triton:8001", text)
     return f"{_bracketed(host)}:{_port(port, 1)}"
+
+
+@dataclass(frozen=True, slots=True)
+class RedisUrl:
+    """The parts of `redis://` or, with `tls`, `rediss://`. It never shows the password."""
+
+    host: str
+    port: int
+    database: int
+    tls: bool
+    user: str
+    password: Secret | None
+
+    def __str__(self) -> str:
+        credentials = f"{self.user}{':***' if self.password else ''}@" if self.user or self.password else ""
+        where = f"{_bracketed(self.host)}:{self.port}/{self.database}"
+        return f"redis{'s' if self.tls else ''}://{credentials}{where}"
+
+
+def redis_url(text: str) -> RedisUrl:
+    """`redis://[[user]:password@]host[:port][/database]`, or `rediss://`. Raises Wrong, which shows no password."""
+    scheme, mark, rest = text.partition("://")
+    if not mark or scheme not in ("redis", "rediss"):
+        raise Wrong("not a Redis URL", "write redis://host:port/database, or rediss:// for TLS")
+    credentials, _, place = rest.rpartition("@")
+    user, _, password = credentials.partition(":")
+    place, _, database = place.partition("/")
+    if database and not (database.isascii() and database.isdigit() and len(database) <= 5):
+        raise Wrong("the part after the host is no database's number", "write redis://host:port/0")
+    if ":" not in place.rpartition("]")[2]:
+        place += ":6379"
+    host, port = _split(place, "redis:6379")
+    secret = Secret(unquote(password)) if password else None
+    return RedisUrl(host, _port(port, 1), int(database or 0), scheme == "rediss", unquote(user), secret)
 
 
 def endpoint(text: str) -> Endpoint:

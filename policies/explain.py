@@ -11,10 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from policies.files import Files
+from policies.include import gathered
 from policies.problem import Place
 from policies.read import POLICY, parse
 from policies.reader import Either, Listed, Named, Reader, Scalar, Section
-from policies.source import Items, Keys, Leaf, Node, tree, variables
+from policies.source import Items, Keys, Leaf, Node, variables
 
 DEFAULT = "default"
 
@@ -36,7 +38,7 @@ class Setting:
 def explain(content: str, file: str, environ: Mapping[str, str]) -> Setting:
     """The tree of the policy that `content` describes; its root has the version as value. Raises PolicyError."""
     policy = parse(content, file, environ)
-    root, _ = tree(content, file, environ)
+    root = gathered(content, file, environ, Files()).root
     return Setting(file, policy.version, file, tuple(_parts(POLICY, root, policy, Place(file))))
 
 
@@ -48,7 +50,7 @@ def _setting(reader: Reader[Any], key: str, node: Node | None, value: Any, at: P
     if node is not None:
         source = f"{at.file}:{at.line}"
         if isinstance(node, Leaf) and (names := variables(node.raw)):
-            source += " with " + ", ".join(f"${{{name}}}" for name in names)
+            source += " with " + ", ".join(names)
     parts = tuple(_parts(reader, node, value, at))
     return Setting(key, "" if parts else _text(reader, node, value), source, parts)
 
@@ -59,12 +61,12 @@ def _parts(reader: Reader[Any], node: Node | None, value: Any, at: Place) -> Ite
         case Section() if value is not None:
             for key, part in reader.keys.items():
                 if key in entries:
-                    yield _read(part, key, entries[key].node, at.under(key, entries[key].line))
+                    yield _read(part, key, entries[key].node, at.under(key, entries[key].line, entries[key].file))
                 elif key not in reader.one_of:
                     yield _setting(part, key, None, getattr(value, key, reader.defaults.get(key)), at)
         case Named():
             for key, entry in entries.items():
-                yield _read(reader.part, key, entry.node, at.under(key, entry.line))
+                yield _read(reader.part, key, entry.node, at.under(key, entry.line, entry.file))
         case Listed() if isinstance(node, Items):
             for index, child in enumerate(node.children):
                 yield _read(reader.part, f"[{index}]", child, at.under(index, child.line))

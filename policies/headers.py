@@ -1,4 +1,4 @@
-"""Headers that are added to every call to a backend: their names, and their values, which never show themselves."""
+"""Headers by name, and what never shows itself: values of headers that are added to calls, and passwords."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from policies.problem import Place, Wrong
 from policies.reader import Scalar
 from policies.schema import mismatch
 from policies.source import Leaf, Node
-from policies.spec import Secret
+from policies.spec import Secret, Unit
 
 _NAME = re.compile(r"[a-z0-9._-]{1,128}")  # what both HTTP and gRPC metadata can carry, in lower case
 _VALUE = re.compile(r"[ -~]{0,8192}")  # what both HTTP and gRPC metadata can carry
+_COOKIE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")  # RFC 6265's token
 # Said by the connection, not by the policy (RFC 9110, 7.6.1; gRPC reserves its prefix).
 _OWN = frozenset((
     "accept-encoding", "connection", "content-encoding", "content-length", "content-type", "host",
@@ -30,16 +31,34 @@ def header_name(name: str) -> str:
     return name
 
 
-def _value(node: Node, at: Place) -> Secret:
-    """A header's value. No message shows any of it: it may be a secret wherever it comes from."""
-    if not isinstance(node, Leaf):
-        raise mismatch("a header's value", node)
-    if node.value is None:
-        raise Wrong("a header without a value", "write a text in quotes, or ${NAME}")
-    value = node.text.strip(" \t\r\n")
-    if not _VALUE.fullmatch(value):
-        raise Wrong("the value cannot be sent", "expected at most 8192 printable ASCII characters on one line")
-    return Secret(value)
+def unit(text: str) -> Unit:
+    """What an experiment randomises by: `header NAME`, `cookie NAME` or `tenant`. Raises Wrong."""
+    kind, _, name = text.partition(" ")
+    match kind, name.strip():
+        case "tenant", "":
+            return Unit("tenant")
+        case "header", found if _NAME.fullmatch(found.lower()):
+            return Unit("header", found.lower())
+        case "cookie", found if _COOKIE.fullmatch(found):
+            return Unit("cookie", found)
+    raise Wrong
 
 
-HEADER_VALUE = Scalar(read=_value, expected="a header's value", form={"type": ["string", "number", "boolean"]})
+def _secret(what: str, pattern: re.Pattern[str], right: str) -> Scalar[Secret]:
+    """Text that no message shows any of: it may be a secret wherever it comes from."""
+
+    def read(node: Node, at: Place) -> Secret:
+        if not isinstance(node, Leaf):
+            raise mismatch(what, node)
+        if node.value is None:
+            raise Wrong(f"{what} without a value", "write a text in quotes, ${NAME} or ${file:NAME}")
+        value = node.text.strip(" \t\r\n")
+        if not pattern.fullmatch(value):
+            raise Wrong(f"{what} cannot be sent", right)
+        return Secret(value)
+
+    return Scalar(read=read, expected=what, form={"type": ["string", "number", "boolean"]})
+
+
+HEADER_VALUE = _secret("a header's value", _VALUE, "expected at most 8192 printable ASCII characters on one line")
+PASSWORD = _secret("a password", re.compile(r"[^\0\r\n]{1,8192}"), "expected one line of at most 8192 characters")

@@ -39,10 +39,12 @@ class Problem:
 
 
 class PolicyError(Exception):
-    """Everything that is wrong with a policy, in the order of its lines; `str` is one line a problem."""
+    """Everything that is wrong with a policy, in the order of its lines, file by file; `str` is one line a problem."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = tuple(sorted(problems, key=lambda problem: problem.line))
+        found = list(problems)
+        files = {file: at for at, file in enumerate(dict.fromkeys(problem.file for problem in found))}
+        self.problems = tuple(sorted(found, key=lambda problem: (files[problem.file], problem.line)))
         super().__init__(self.problems)
 
     def __str__(self) -> str:
@@ -76,8 +78,9 @@ class Place:
     line: int = 1
     names: Mapping[str, Collection[str]] = field(default_factory=dict)
 
-    def under(self, key: str | int, line: int) -> Place:
-        return replace(self, path=join(self.path, key), key=str(key), line=line)
+    def under(self, key: str | int, line: int, file: str = "") -> Place:
+        """The place of what stands under `key`, on that line; in another `file` where it was included from there."""
+        return replace(self, path=join(self.path, key), key=str(key), line=line, file=file or self.file)
 
     def problem(self, wrong: Wrong, line: int | None = None) -> Problem:
         return Problem(self.file, self.line if line is None else line, self.path, wrong.wrong, wrong.right)

@@ -12,12 +12,15 @@ from dataclasses import replace
 from hashlib import sha256
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from policies import address
-from policies.headers import HEADER_VALUE, header_name
-from policies.problem import Findings, Place, PolicyError, Problem, Wrong
-from policies.reader import Scalar
+from policies.address import RedisUrl, redis_url
+from policies.files import Files
+from policies.headers import HEADER_VALUE, PASSWORD, header_name, unit
+from policies.include import gathered
+from policies.problem import Findings, Place, Wrong, suggest
+from policies.reader import Either, Scalar
 from policies.schema import (
     choice,
     duration,
@@ -28,57 +31,58 @@ from policies.schema import (
     name,
     number,
     parsed,
+    path,
     reference,
     section,
     size,
     text,
     whole,
 )
-from policies.source import MAX_BYTES, Entry, Items, Keys, Leaf, Node, leaf, tree
+from policies.source import Entry, Items, Keys, Leaf, Node, leaf
 from policies.spec import (
     Accept,
     Address,
+    Arm,
     Backend,
     Batch,
     Cache,
     Endpoint,
+    Experiment,
     Limits,
     Listen,
+    Local,
     Policy,
+    Redis,
     Route,
+    Secret,
     Telemetry,
     Tier,
+    Unit,
 )
 
 FREE = "x-"  # top-level keys that begin so are places for anchors
 
 
-def load(path: str | Path, environ: Mapping[str, str]) -> Policy:
-    """The policy in a UTF-8 file. Raises PolicyError with every problem; a file that cannot be read is one, too."""
-    return parse(written(path), str(path), environ)
+def load(path: str | Path, environ: Mapping[str, str], files: Files | None = None) -> Policy:
+    """The policy in a UTF-8 file. Raises PolicyError with every problem; a file that cannot be read is one, too.
+
+    `files` gets to know every file that the policy was read from.
+    """
+    files = files or Files()
+    return parse(files.text(path), str(path), environ, files)
 
 
-def written(path: str | Path) -> str:
-    """The text of a policy's file. Raises PolicyError."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_BYTES + 1)
-        return data.decode()
-    except OSError as error:
-        raise PolicyError([Problem(str(path), 0, "", f"cannot be read: {error.strerror or error}")]) from None
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise PolicyError([Problem(str(path), line, "", "not UTF-8 text", "save the file as UTF-8")]) from None
+def parse(content: str, file: str, environ: Mapping[str, str], files: Files | None = None) -> Policy:
+    """The policy that `content` describes. Raises PolicyError with every problem.
 
-
-def parse(content: str, file: str, environ: Mapping[str, str]) -> Policy:
-    """The policy that `content` describes; `file` is its name in problems. Raises PolicyError with every problem."""
-    root, problems = tree(content, file, environ)
-    found = Findings(problems, failed=bool(problems))
-    with found.reading(Place(file), root.line):
-        policy = POLICY(root, Place(file, names=_names(root)))
+    `file` is its name in problems, and what the names of other files are relative to.
+    """
+    made = gathered(content, file, environ, files or Files())
+    found = Findings(made.problems, failed=bool(made.problems))
+    with found.reading(Place(file), made.root.line):
+        policy = POLICY(made.root, Place(file, names=_defined(made.root)))
     found.close()
-    return replace(policy, version=_digest(content))
+    return replace(policy, version=_digest("\0".join(made.texts)))
 
 
 def implicit(http: str | None = None, grpc: str | None = None, *, listen: Mapping[str, str] | None = None) -> Policy:
@@ -148,8 +152,34 @@ def _protocol(endpoints: tuple[Endpoint, ...]) -> Any:
     return "grpc" if all(endpoint.grpc for endpoint in endpoints) else "http"
 
 
-def _backend(name: str, endpoints: tuple[Endpoint, ...], protocol: Any = None, **rest: Any) -> Backend:
-    return Backend(name=name, endpoints=endpoints, protocol=protocol or _protocol(endpoints), **rest)
+_MODEL = path()
+LOCAL: Either[Local] = either(
+    "the name of a model's file or folder, or a mapping with path, threads",
+    Scalar(
+        read=lambda node, at: Local(_MODEL(node, at)),
+        expected=_MODEL.expected,
+        form=_MODEL.form,
+        write=lambda local: local.path,
+    ),
+    section(Local, {"path": _MODEL, "threads": whole(1, 256)}),
+)
+# What is said of a server, and means nothing for a model in this process.
+_OF_SERVERS = ("kind", "protocol", "version", "connect_timeout", "headers")
+
+
+def _backend(name: str, endpoints: Any = (), local: Any = None, protocol: Any = None, **rest: Any) -> Backend:
+    if endpoints and local:
+        raise Wrong("'endpoints' and 'local' exclude each other", "a model is on servers, or in this process", "local")
+    if local is None:
+        if not endpoints:
+            raise Wrong(
+                "has no endpoints", "write 'endpoints:' with a list, or 'local: PATH' for a model in this process"
+            )
+        return Backend(name=name, endpoints=endpoints, protocol=protocol or _protocol(endpoints), **rest)
+    for key in _OF_SERVERS:
+        if key in rest or (key == "protocol" and protocol):
+            raise Wrong("a model in this process has no server", f"delete '{key}'", key)
+    return Backend(name=name, local=local, protocol="local", **rest)
 
 
 def _addressed(backend: Backend) -> Iterator[Wrong]:
@@ -183,6 +213,7 @@ BACKEND = section(
     {
         "kind": choice("triton"),
         "endpoints": items("endpoint", ENDPOINT),
+        "local": LOCAL,
         "protocol": choice("http", "grpc").absent("grpc where every endpoint has an address for it, else http"),
         "model": name().absent("the name that was asked for"),
         "version": text("a version, such as 1", re.compile(r"[A-Za-z0-9_.-]{1,64}")).absent(
@@ -195,6 +226,32 @@ BACKEND = section(
     },
     _addressed,
     rest=Backend,
+    one_of=("endpoints", "local"),
+)
+
+
+# Redis.
+
+
+def _redis(url: RedisUrl, user: str = "", password: Secret | None = None, **rest: Any) -> Redis:
+    for key, given, its in (("user", user, url.user), ("password", password, url.password)):
+        if given and its:
+            raise Wrong(f"'{key}' stands in the url, too", "write it once", key)
+    if rest.get("ca_file") and not url.tls:
+        raise Wrong("'ca_file' is for rediss://, and the url is redis://", "write rediss://, or delete it", "ca_file")
+    return Redis(url.host, url.port, url.database, url.tls, user or url.user, password or url.password, **rest)
+
+
+REDIS = section(
+    _redis,
+    {
+        "url": parsed("redis://host:port/database or rediss://host:port/database", redis_url),
+        "user": text("a user's name", re.compile(r"[!-~]{1,128}")).absent("Redis' default user"),
+        "password": PASSWORD.absent("no password"),
+        "ca_file": path().absent("the system's authorities"),
+        "timeout": duration("1ms", "10s"),
+    },
+    rest=Redis,
 )
 
 
@@ -238,34 +295,107 @@ def _judged(tiers: Items) -> Iterator[tuple[int, Wrong]]:
             yield index, Wrong(f"has the name of tiers[{first}]", "give it a 'name' of its own")
 
 
-def _route(name: str, backend: Any = None, tiers: Any = None, cache: Any = None, timeout: Any = None) -> Route:
-    if backend and tiers:
-        raise Wrong("'backend' and 'tiers' exclude each other", "'backend: NAME' is short for one tier", "backend")
-    if not backend and not tiers:
-        raise Wrong("has no backend", "write 'backend: NAME', or 'tiers:' with a list")
-    return Route(name, tiers or (Tier(backend, backend),), cache, timeout)
+def _cache(store: Any = "memory", **rest: Any) -> Cache:
+    for key in ("entries", "bytes"):
+        if store == "redis" and key in rest:
+            raise Wrong("Redis bounds its own memory", f"delete '{key}', and see Redis' maxmemory", key)
+    return Cache(store, **rest)
 
 
 CACHE = section(
-    Cache,
+    _cache,
     {
-        "store": choice("memory"),
+        "store": choice("memory", "redis"),
         "entries": whole(1, 1_000_000_000),
         "bytes": size("1KiB", "1TiB"),
         "ttl": duration("1ms", "365d"),
     },
+    rest=Cache,
 )
+
+TIERS = items("tier", TIER, _judged)
+
+
+def _tiers(backend: Any, tiers: Any) -> tuple[Tier, ...]:
+    if backend and tiers:
+        raise Wrong("'backend' and 'tiers' exclude each other", "'backend: NAME' is short for one tier", "backend")
+    if not backend and not tiers:
+        raise Wrong("has no backend", "write 'backend: NAME', or 'tiers:' with a list")
+    return tiers or (Tier(backend, backend),)
+
+
+def _arm(name: str, weight: float, backend: Any = None, tiers: Any = None, cache: Any = None) -> Arm:
+    return Arm(_tiers(backend, tiers), cache, name, weight)
+
+
+ARM = section(
+    _arm,
+    {
+        "weight": number(0, 1_000_000),
+        "backend": reference("backends"),
+        "tiers": TIERS,
+        "cache": CACHE.absent("nothing is kept"),
+    },
+    rest=Arm,
+    one_of=("backend", "tiers"),
+)
+
+
+class _Divided(NamedTuple):
+    """Requests divided among arms by a keyed hash of their unit: the same unit always gets the same arm."""
+
+    arms: dict[str, Arm]
+    unit: Unit
+    otherwise: str
+    salt: str | None
+
+
+def _divided(arms: Any, unit: Any, otherwise: Any = None, salt: Any = None) -> _Divided:
+    if len(arms) < 2:
+        raise Wrong("has fewer than two arms", "without an experiment, write 'backend' or 'tiers' in the route", "arms")
+    if not any(arm.weight for arm in arms.values()):
+        raise Wrong("every weight is 0", "give one of the arms a weight", "arms")
+    if otherwise and otherwise not in arms:
+        raise Wrong(f"there is no arm '{otherwise}'", suggest(otherwise, arms), "otherwise")
+    return _Divided(arms, unit, otherwise or next(iter(arms)), salt)
+
+
+EXPERIMENT = section(
+    _divided,
+    {
+        "unit": parsed("header NAME, cookie NAME or tenant", unit),
+        "arms": mapping("arm", ARM),
+        "otherwise": name().absent("the first arm"),
+        "salt": text("a text", re.compile(r"[ -~]{1,128}")).absent("the route's name"),
+    },
+    rest=_Divided,
+)
+
+
+def _route(
+    name: str, backend: Any = None, tiers: Any = None, experiment: Any = None, cache: Any = None, **rest: Any
+) -> Route:
+    if experiment is None:
+        return Route(name, (Arm(_tiers(backend, tiers), cache),), **rest)
+    for key, given in (("backend", backend), ("tiers", tiers), ("cache", cache)):
+        if given:
+            raise Wrong(f"'{key}' and 'experiment' exclude each other", f"write '{key}' in the arms", key)
+    divided = Experiment(experiment.unit, experiment.salt or name, experiment.otherwise)
+    return Route(name, tuple(experiment.arms.values()), divided, **rest)
+
 
 ROUTE = section(
     _route,
     {
         "backend": reference("backends"),
-        "tiers": items("tier", TIER, _judged),
+        "tiers": TIERS,
+        "experiment": EXPERIMENT,
         "cache": CACHE.absent("nothing is kept"),
+        "fallback": reference("backends").absent("an error is the answer"),
         "timeout": duration("1ms", "1d").absent("limits.timeout"),
     },
     rest=Route,
-    one_of=("backend", "tiers"),
+    one_of=("backend", "tiers", "experiment"),
 )
 
 
@@ -300,31 +430,53 @@ TELEMETRY = section(
 )
 
 
-def _policy(backends: dict[str, Backend], proxy: str | None = None, **rest: Any) -> Policy:
+def _policy(backends: dict[str, Backend], proxy: str | None = None, include: Any = None, **rest: Any) -> Policy:
     if proxy is None and not rest.get("routes"):
         raise Wrong("no model would be answered", "add a route, or 'proxy: BACKEND' to answer every model")
     if proxy is not None and backends[proxy].model:
         wrong = "the proxy's backend has a 'model', which would answer in every model's name"
         raise Wrong(wrong, "name a backend without 'model'", "proxy")
+    if proxy is not None and backends[proxy].local:
+        raise Wrong("the proxy's backend is one model in this process", "name a backend with endpoints", "proxy")
     return Policy(backends=backends, proxy=proxy, **rest)
+
+
+def _complete(policy: Policy) -> Iterator[Wrong]:
+    """What routes need of other sections."""
+    for route in policy.routes.values():
+        if policy.redis is None and any(arm.cache and arm.cache.store == "redis" for arm in route.arms):
+            yield Wrong(
+                f"'{route.name}' keeps its rows in redis, and there is none", "add 'redis:' with a url", "routes"
+            )
+        if route.experiment and route.experiment.unit.kind == "tenant" and not policy.tenant_header:
+            wrong = f"'{route.name}' divides by tenant, and nothing names one"
+            yield Wrong(wrong, "add 'tenant_header: NAME'", "routes")
+
+
+_INCLUDED = path()
+INCLUDE = items("file", _INCLUDED)
 
 
 POLICY = section(
     _policy,
     {
+        "include": INCLUDE.absent("this file is the whole policy"),
         "listen": LISTEN,
         "proxy": reference("backends").absent("a model without a route is not found"),
         "backends": mapping("backend", BACKEND),
         "routes": mapping("route", ROUTE),
+        "redis": REDIS.absent("caches are in memory"),
+        "tenant_header": parsed("a header's name", header_name).absent("requests have no tenant"),
         "limits": LIMITS,
         "telemetry": TELEMETRY,
     },
+    _complete,
     free=FREE,
     rest=Policy,
 )
 
 
-def _names(root: Node) -> dict[str, frozenset[str]]:
+def _defined(root: Node) -> dict[str, frozenset[str]]:
     """What each top-level section names, whether or not it can be read: a reference to it is not dangling."""
     entries = root.entries if isinstance(root, Keys) else {}
     return {key: frozenset(entry.node.entries) for key, entry in entries.items() if isinstance(entry.node, Keys)}

@@ -15,6 +15,7 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from policies import units
@@ -48,6 +49,8 @@ def scalar(
     def read(node: Node, at: Place) -> T:
         if not isinstance(node, Leaf):
             raise mismatch(expected, node)
+        if node.secret:
+            raise Wrong(f"{clip(node.raw)!r} would show here what a file keeps secret", "write ${NAME}")
         try:
             return convert(node)
         except Wrong as wrong:
@@ -169,7 +172,7 @@ def section(
             raise mismatch(expected, node, "delete the key, or write {} for the defaults" if empty else "")
         found, got, meant = Findings(), dict[str, Any](), set[str]()
         for key, entry in node.entries.items():
-            place = at.under(key, entry.line)
+            place = at.under(key, entry.line, entry.file)
             if key in keys:
                 with found.reading(place, entry.node.line):
                     got[key] = keys[key](entry.node, place)
@@ -182,7 +185,8 @@ def section(
         found.close()
 
         def place_of(wrong: Wrong) -> Place:
-            return at.under(wrong.key, node.entries[wrong.key].line) if wrong.key in node.entries else at
+            entry = node.entries.get(wrong.key)
+            return at.under(wrong.key, entry.line, entry.file) if entry else at
 
         try:
             made = make(**got, **{"name": at.key} if named else {})
@@ -240,7 +244,7 @@ def mapping(what: str, reader: Reader[T], key: Callable[[str], str] | None = Non
             raise mismatch(expected, node)
         found, got = Findings(), dict[str, T]()
         for written, entry in node.entries.items():
-            place = at.under(written, entry.line)
+            place = at.under(written, entry.line, entry.file)
             with found.reading(place, entry.line):
                 checked = final(written)
                 if checked in got:
@@ -264,6 +268,12 @@ def either(expected: str, short: Scalar[T], long: Section[T]) -> Either[T]:
         return long(node, at)
 
     return Either(read=read, expected=expected, short=short, long=long)
+
+
+def path() -> Scalar[str]:
+    """A file's or a folder's name, relative to the file that names it."""
+    written = text("the name of a file or a folder", re.compile(r"[^\0\n]{1,1024}"))
+    return replace(written, read=lambda node, at: str(Path(at.file).parent / written(node, at)))
 
 
 def reference(section: str) -> Scalar[str]:

@@ -8,13 +8,14 @@ merged ones, and of several merged mappings the earlier wins.
 
 `${NAME}` and `${NAME:-default}` in a value are replaced from the environment before the scalar gets its type, quoted
 or not (within `{}` and `[]` YAML wants the quotes), so `threshold: ${T:-0.5}` is a number; the default also stands in
-for an empty variable. `$${` is a literal `${`. Keys are never interpolated.
+for an empty variable. `${file:NAME}` is what that file says, relative to the one that names it; only secrets may be
+written so. `$${` is a literal `${`. Keys are never interpolated.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,9 +32,9 @@ from ruamel.yaml.events import (
 )
 from ruamel.yaml.reader import ReaderError
 
+from policies.files import MAX_BYTES, Files
 from policies.problem import Place, PolicyError, Problem, Wrong, clip, join, suggest
 
-MAX_BYTES = 4 * 2**20  # a route is about 200 bytes: room for 20 000 of them
 MAX_NODES = 100_000  # a route is about 20 nodes; parsing as many takes some seconds, the most a reload may take
 MAX_DEPTH = 32  # a policy is 7 deep
 
@@ -42,14 +43,19 @@ _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
 _WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None} | {
     word: word.lower() == "true" for word in ("true", "True", "TRUE", "false", "False", "FALSE")
 }
-_VARIABLE = re.compile(r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(:-[^}]*)?\})?")
+_VARIABLE = re.compile(
+    r"\$\$\{|\$\{(?:file:(?P<file>[^}\0]{1,1024})\}|(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<default>:-[^}]*)?\})?"
+)
 
 Value = str | int | float | bool | None
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One scalar. `text` is what stands in it after interpolation, `raw` before; only `raw` may be shown."""
+    """One scalar. `text` is what stands in it after interpolation, `raw` before; only `raw` may be shown.
+
+    It is `secret` where a part of it came out of a file.
+    """
 
     line: int
     column: int
@@ -57,6 +63,7 @@ class Leaf:
     text: str = field(repr=False)
     value: Value = field(repr=False)
     interpolated: bool = False
+    secret: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +75,11 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A key's own line, and what stands under it."""
+    """A key's own line, and what stands under it; `file` where that is another than around it."""
 
     line: int
     node: Node
+    file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +105,11 @@ def leaf(text: str) -> Leaf:
     return Leaf(0, 0, text, text, text)
 
 
-def tree(text: str, file: str, environ: Mapping[str, str]) -> tuple[Node, list[Problem]]:
+def tree(text: str, file: str, environ: Mapping[str, str], files: Files) -> tuple[Node, list[Problem]]:
     """The root, and what is wrong so far with single nodes. Raises PolicyError where no tree can be made."""
     if len(text) > MAX_BYTES or len(text.encode(errors="surrogatepass")) > MAX_BYTES:
         raise _fatal(file, 0, f"larger than {MAX_BYTES // 2**20} MiB", "is this the right file?")
-    return _Tree(file, environ).build(_events(text, file))
+    return _Tree(file, environ, files).build(_events(text, file))
 
 
 def _events(text: str, file: str) -> Iterator[Any]:
@@ -150,9 +158,10 @@ class _Open:
 
 
 class _Tree:
-    def __init__(self, file: str, environ: Mapping[str, str]) -> None:
+    def __init__(self, file: str, environ: Mapping[str, str], files: Files) -> None:
         self.file = file
         self.environ = environ
+        self.files = files
         self.problems: list[Problem] = []
         self.open: list[_Open] = []
         self.anchors: dict[str, tuple[Node, int, int]] = {}  # node, size written out, depth
@@ -276,12 +285,12 @@ class _Tree:
         if "${" not in raw:
             return Leaf(line, column, raw, raw, resolve(raw) if plain else raw)
         try:
-            text, interpolated = interpolate(raw, self.environ)
+            text, interpolated, secret = interpolate(raw, self.environ, lambda name: self.files.secret(name, self.file))
         except Wrong as wrong:
             self.report(line, wrong.wrong, wrong.right)
             return Broken(line, column)
         value = resolve(text) if plain or interpolated else text
-        return Leaf(line, column, raw, text, text if value is None else value, interpolated)
+        return Leaf(line, column, raw, text, text if value is None else value, interpolated, secret)
 
 
 def resolve(text: str) -> Value:
@@ -295,15 +304,21 @@ def resolve(text: str) -> Value:
     return text
 
 
-def interpolate(raw: str, environ: Mapping[str, str]) -> tuple[str, bool]:
-    """`raw` with its variables replaced, and whether it had any. Raises Wrong, which never shows a variable's value."""
-    found = False
+def interpolate(raw: str, environ: Mapping[str, str], secret: Callable[[str], str]) -> tuple[str, bool, bool]:
+    """`raw` with its variables replaced, whether it had any, and whether any was a file, which `secret` reads.
+
+    Raises Wrong, which never shows what a variable stands for.
+    """
+    found = secrets = False
 
     def replacement(match: re.Match[str]) -> str:
-        nonlocal found
+        nonlocal found, secrets
         if match[0] == "$${":
             return "${"
-        name, default = match[1], match[2]
+        name, default = match["name"], match["default"]
+        if match["file"]:
+            found = secrets = True
+            return secret(match["file"])
         if not name:
             raise Wrong(
                 "'${' is not followed by a name and '}'", "write ${NAME}, ${NAME:-default}, or $${ for a literal '${'"
@@ -315,12 +330,13 @@ def interpolate(raw: str, environ: Mapping[str, str]) -> tuple[str, bool]:
             raise Wrong(f"the environment has no {clip(name)}", f"set it, or write ${{{clip(name)}:-default}}")
         return environ[name]
 
-    return _VARIABLE.sub(replacement, raw), found
+    return _VARIABLE.sub(replacement, raw), found, secrets
 
 
 def variables(raw: str) -> list[str]:
-    """The names of the variables in `raw`, each once."""
-    return list(dict.fromkeys(name for name, _ in _VARIABLE.findall(raw) if name))
+    """The variables in `raw`, each once and without its default: `${NAME}`, `${file:NAME}`."""
+    found = (match["name"] or (match["file"] and f"file:{match['file']}") for match in _VARIABLE.finditer(raw))
+    return list(dict.fromkeys(f"${{{name}}}" for name in found if name))
 
 
 def _fatal(file: str, line: int, wrong: str, right: str = "") -> PolicyError:

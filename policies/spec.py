@@ -70,14 +70,23 @@ class Batch:
     queue_time: float = 1.0  # seconds a row may wait for a slot, then it is refused while its caller can still go on
 
 
+@dataclass(frozen=True, slots=True)
+class Local:
+    """A model that runs inside the gateway."""
+
+    path: str  # an ONNX file, or a folder with a static-embedding text classifier
+    threads: int = 1  # calls that run at once, each on one thread: beside the event loop a small machine has one core
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """One model (or, with `model` empty, every model) on a set of replicas that answer alike."""
+    """One model (or, with `model` empty, every model) on a set of replicas that answer alike, or in this process."""
 
     name: str
     kind: Literal["triton"] = "triton"
-    endpoints: tuple[Endpoint, ...]  # at least one; each has an address for `protocol`
-    protocol: Literal["http", "grpc"]
+    endpoints: tuple[Endpoint, ...] = ()  # at least one, each with an address for `protocol`; none with `local`
+    local: Local | None = None
+    protocol: Literal["http", "grpc", "local"]
     model: str = ""  # the model's name on the server; empty: the public name (the route's) is passed on
     version: str = ""  # the model's version on the server; empty: the caller's wish, else the server's choice
     batch: Batch | None = None  # None: calls are never merged; merging needs a model whose axis 0 is rows
@@ -114,22 +123,74 @@ class Tier:
 
 
 @dataclass(frozen=True, slots=True)
-class Cache:
-    """Answers kept per row. It is full when either bound is reached; then the least recently used entry goes."""
+class Redis:
+    """The Redis that caches may share with other gateways."""
 
-    store: Literal["memory"] = "memory"
+    host: str
+    port: int
+    database: int = 0
+    tls: bool = False
+    user: str = ""
+    password: Secret | None = None
+    ca_file: str = ""  # PEM, for `tls`; empty: the system's authorities
+    timeout: float = 0.02  # seconds for a command; twenty times a healthy one, and less than a model call
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"redis{'s' if self.tls else ''}://{host}:{self.port}/{self.database}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """Answers kept per row. A memory is full when either bound is reached; then the least recently used entry goes."""
+
+    store: Literal["memory", "redis"] = "memory"
     entries: int = 100_000  # about 1 KiB an entry for a small classifier's answer: both bounds meet in practice
     bytes: int = 256 * MIB  # a tenth of a small container's memory
     ttl: float = 3600.0  # seconds; how long a model that was changed in place may still be answered from its past
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
-    """A public model name and the tiers that answer it, cheapest first; a plain route has one tier."""
+class Arm:
+    """One way of answering a route: its tiers, cheapest first, and its cache.
 
-    name: str
+    `weight` is relative to those of the other arms; an arm of weight 0 gets nothing.
+    """
+
     tiers: tuple[Tier, ...]
     cache: Cache | None = None
+    name: str = ""
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What an experiment randomises by: a header's (or metadata's) value, a cookie's, or the tenant."""
+
+    kind: Literal["header", "cookie", "tenant"]
+    name: str = ""  # the header's, in lower case, or the cookie's
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """How the requests of a route are divided among its arms: by a keyed hash of their unit."""
+
+    unit: Unit
+    salt: str  # experiments with different salts divide independently
+    otherwise: str  # the arm of requests without a unit
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A public model name and the arms that answer it: one, or with an `experiment` several."""
+
+    name: str
+    arms: tuple[Arm, ...]
+    experiment: Experiment | None = None
+    fallback: str | None = None  # a key of Policy.backends, asked when the arm could not answer
     timeout: float | None = None  # seconds for a request without a deadline of its own; None: Limits.timeout
 
 
@@ -164,6 +225,8 @@ class Policy:
     backends: Mapping[str, Backend] = field(hash=False)
     routes: Mapping[str, Route] = field(default_factory=dict, hash=False)
     proxy: str | None = None  # a key of `backends`
+    redis: Redis | None = None
+    tenant_header: str = ""  # the header (or metadata) that names a request's tenant, in lower case; empty: no tenants
     listen: Listen = Listen()
     limits: Limits = Limits()
     telemetry: Telemetry = Telemetry()

@@ -219,7 +219,7 @@ _ROWS = {
 def _show(made: list[Record], policy: Policy) -> None:
     console.print()
     console.print(table(made, _ROWS, "banking77, 3,080 labelled test queries, half over HTTP and half over gRPC"))
-    rule = policy.routes["intent"].tiers[0].accept
+    rule = policy.routes["intent"].arms[0].tiers[0].accept
     assert rule is not None
     console.print(
         "[dim]CPU is that of all processes: Triton, its models, Headrace and this client; the ratio is to heavy alone. "

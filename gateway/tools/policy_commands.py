@@ -25,7 +25,11 @@ def apply(
     """Put a policy in force, until the gateway's own file says something new."""
     _loaded(policy_file)
     answer = ask(
-        "POST", admin, "/policy", content=policy_file.read_bytes(), params={"file": str(policy_file), "force": force}
+        "POST",
+        admin,
+        "/policy",
+        content=policy_file.read_bytes(),
+        params={"file": str(policy_file.absolute()), "force": force},
     )
     typer.echo(f"in force: {answer['version']}")
 

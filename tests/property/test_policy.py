@@ -39,8 +39,9 @@ def check(text: str) -> None:
             assert SECRET not in line
     else:
         for route in policy.routes.values():
-            assert all(tier.backend in policy.backends for tier in route.tiers)
-            assert [tier.accept is None for tier in route.tiers] == [False] * (len(route.tiers) - 1) + [True]
+            for arm in route.arms:
+                assert all(tier.backend in policy.backends for tier in arm.tiers)
+                assert [tier.accept is None for tier in arm.tiers] == [False] * (len(arm.tiers) - 1) + [True]
         assert policy.proxy is None or policy.proxy in policy.backends
 
 

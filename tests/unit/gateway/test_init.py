@@ -36,7 +36,7 @@ def test_a_model_with_a_batch_axis_gets_a_batch_as_large_and_a_slot_an_instance(
     assert batch is not None
     assert (batch.max_rows, batch.slots) == (8, 5)
     assert policy.backends["m"].model == "m"
-    assert policy.routes["m"].tiers[0].backend == "m"
+    assert policy.routes["m"].arms[0].tiers[0].backend == "m"
     assert str(policy.backends["m"].endpoints[0].grpc) == "t:8001"
     assert "in  X FP32 [-1, 16]\n" in text
     assert "out Y BYTES [-1, 1]\n" in text

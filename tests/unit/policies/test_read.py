@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - messages stand on one line, as they are printed
 """Each thing that can be wrong with a policy, word for word: the words are what an operator has to go by."""
 
 import os
@@ -85,9 +86,9 @@ x-free: [anything]
     assert (a.batch, b.batch) == (Batch(8, 3, 64, 0.25), Batch())
     assert a.headers == {"authorization": Secret("Bearer hunter2"), "x-number": Secret("12")}
     r = policy.routes["r"]
-    assert r.tiers == (Tier("fast", "a", Accept("OUT", "logits", "entropy", 1.0)), Tier("b", "b"))
-    assert (r.cache, r.timeout) == (Cache("memory", 10, 2**20, 300), 2)
-    assert policy.routes["s"].tiers == (Tier("a", "a"),)
+    assert r.arms[0].tiers == (Tier("fast", "a", Accept("OUT", "logits", "entropy", 1.0)), Tier("b", "b"))
+    assert (r.arms[0].cache, r.timeout) == (Cache("memory", 10, 2**20, 300), 2)
+    assert policy.routes["s"].arms[0].tiers == (Tier("a", "a"),)
     assert policy.limits == Limits(10, 10**6, 10)
     assert policy.telemetry == Telemetry(False, False, 0.5, 0)
     assert policy.proxy is None
@@ -119,11 +120,11 @@ def test_the_version_names_the_text_and_not_the_environment() -> None:
 def test_the_examples_load() -> None:
     demo = load(EXAMPLES / "demo.yaml", {})
     assert set(demo.routes) == {"intent", "intent_ids", "intent_distilled", "intent_heavy", "embed"}
-    assert [tier.name for tier in demo.routes["intent"].tiers] == ["distilled", "heavy"]
-    assert demo.routes["intent"].tiers[0].accept == Accept("LOGITS", "logits", "margin", 0.5)
+    assert [tier.name for tier in demo.routes["intent"].arms[0].tiers] == ["distilled", "heavy"]
+    assert demo.routes["intent"].arms[0].tiers[0].accept == Accept("LOGITS", "logits", "margin", 0.5)
     assert demo.backends["heavy_ids"].model == "intent_heavy_ids"
     assert demo.backends["embedder"].batch == Batch(max_rows=8, slots=2)
-    assert demo.routes["embed"].cache == Cache(ttl=86400)
+    assert demo.routes["embed"].arms[0].cache == Cache(ttl=86400)
     assert load(EXAMPLES / "proxy.yaml", {}).proxy == "triton"
 
 
@@ -168,19 +169,24 @@ EXACT = {
         "p.yaml:4: limits.qqq: unknown key; expected one of body_bytes, in_flight, timeout",
     ],
     BASE + "y-anchors: 1": [
-        "p.yaml:4: y-anchors: unknown key; expected one of backends, limits, listen, proxy, routes, telemetry",
+        "p.yaml:4: y-anchors: unknown key; expected one of backends, include, limits, listen, proxy, redis, routes, "
+        "telemetry, tenant_header",
     ],
     BASE + "limits:\n  timeout: 1s\n  timeout: 2s": [
         "p.yaml:6: limits.timeout: duplicate key, first on line 5; keep one of them",
     ],
     "routes: {r: {backend: b}}": ["p.yaml:1: the key 'backends' is missing"],
     "backends: {}\nproxy: b": ["p.yaml:2: proxy: backends has no 'b'; there are none"],
-    "backends:\n  b: {}\nproxy: b": ["p.yaml:2: backends.b: the key 'endpoints' is missing"],
+    "backends:\n  b: {}\nproxy: b": [
+        "p.yaml:2: backends.b: has no endpoints; write 'endpoints:' with a list, or 'local: PATH' for a model in this process"
+    ],
     "": [
-        "p.yaml:1: expected a mapping with listen, proxy, backends, routes, limits, telemetry, got nothing",
+        "p.yaml:1: expected a mapping with include, listen, proxy, backends, routes, redis, tenant_header, limits, "
+        "telemetry, got nothing",
     ],
     "- 1": [
-        "p.yaml:1: expected a mapping with listen, proxy, backends, routes, limits, telemetry, got a list",
+        "p.yaml:1: expected a mapping with include, listen, proxy, backends, routes, redis, tenant_header, limits, "
+        "telemetry, got a list",
     ],
     BASE + "limits:": [
         "p.yaml:4: limits: expected a mapping with in_flight, body_bytes, timeout, got nothing;"
@@ -233,8 +239,8 @@ EXACT = {
     route("    tiers: [triton]"): [
         "p.yaml:6: routes.r.tiers[0]: expected a mapping with name, backend, accept, got 'triton'",
     ],
-    route("    backend: triton\n    cache: {store: redis, entries: 0, bytes: 0, ttl: 0s}"): [
-        "p.yaml:7: routes.r.cache.store: expected memory, got 'redis'",
+    route("    backend: triton\n    cache: {store: radis, entries: 0, bytes: 0, ttl: 0s}"): [
+        "p.yaml:7: routes.r.cache.store: expected memory or redis, got 'radis'; did you mean 'redis'?",
         "p.yaml:7: routes.r.cache.entries: expected a whole number from 1 to 1000000000, got 0",
         "p.yaml:7: routes.r.cache.bytes: expected a size from 1KiB to 1TiB, such as 64MiB, got 0",
         "p.yaml:7: routes.r.cache.ttl: expected a duration from 1ms to 365d, such as 2s, got '0s'",
@@ -286,7 +292,8 @@ EXACT = {
     backend("headers: {Host: x, 'a b': c, empty: , X: 1, x: 2, list: [1]}"): [
         "p.yaml:3: backends.b.headers.Host: 'host' is set by the connection itself; delete it",
         "p.yaml:3: backends.b.headers[\"a b\"]: not a header's name; expected letters, digits, '-', '_' and '.'",
-        "p.yaml:3: backends.b.headers.empty: a header without a value; write a text in quotes, or ${NAME}",
+        "p.yaml:3: backends.b.headers.empty: a header's value without a value; write a text in quotes, ${NAME} or "
+        "${file:NAME}",
         "p.yaml:3: backends.b.headers.x: 'x' is here already; names differ by more than upper and lower case",
         "p.yaml:3: backends.b.headers.list: expected a header's value, got a list",
     ],
@@ -321,9 +328,9 @@ def test_problems_of_all_sections_come_at_once_in_the_order_of_lines() -> None:
         "p.yaml:1: limits.in_flight: expected a whole number from 1 to 1000000, got 0",
         "p.yaml:2: proxy: backends has no 'x'; expected one of b",
         "p.yaml:4: backends.b.endpoints[0]: the environment has no HOST; set it, or write ${HOST:-default}",
-        "p.yaml:4: backends.b.x: unknown key; expected one of batch, connect_timeout, endpoints, headers, kind, model,"
+        "p.yaml:4: backends.b.x: unknown key; expected one of batch, connect_timeout, endpoints, headers, kind, local, model,"
         " protocol, timeout, version",
-        "p.yaml:5: routes.r: expected a mapping with backend, tiers, cache, timeout, got 1",
+        "p.yaml:5: routes.r: expected a mapping with backend, tiers, experiment, cache, fallback, timeout, got 1",
     ]
 
 

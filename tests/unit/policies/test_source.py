@@ -1,11 +1,12 @@
 import pytest
 
+from policies.files import Files
 from policies.problem import PolicyError, Problem
 from policies.source import Items, Keys, Leaf, Node, interpolate, resolve, tree
 
 
 def read(text: str, **environ: str) -> Node:
-    root, problems = tree(text, "p.yaml", environ)
+    root, problems = tree(text, "p.yaml", environ, Files())
     assert not problems
     return root
 
@@ -24,7 +25,7 @@ def plain(node: Node) -> object:
 
 def told(text: str, **environ: str) -> list[str]:
     try:
-        _, problems = tree(text, "p.yaml", environ)
+        _, problems = tree(text, "p.yaml", environ, Files())
     except PolicyError as error:
         problems = list(error.problems)
     return [str(problem) for problem in problems]
@@ -56,8 +57,8 @@ def test_variables_are_replaced_before_a_scalar_gets_its_type() -> None:
     assert plain(read("- ${A}\n- '${A}'\n- ${B:-0.5}\n- x${A}y\n- ${E:-d}\n- ${E}\n- ${T}", A="7", E="", T="true")) == [
         7, 7, 0.5, "x7y", "d", "", True,
     ]  # fmt: skip
-    assert interpolate("$${A} $A $$ ${A}", {"A": "1"}) == ("${A} $A $$ 1", True)
-    assert interpolate("$${A}", {}) == ("${A}", False)
+    assert interpolate("$${A} $A $$ ${A}", {"A": "1"}, str) == ("${A} $A $$ 1", True, False)
+    assert interpolate("$${A}", {}, str) == ("${A}", False, False)
     assert plain(read("${A}: 1")) == {"${A}": 1}
 
 
