@@ -197,11 +197,14 @@ class Relay(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """An answer and how it came about: the `policy` version it was made under, and whether a cache was asked."""
+    """An answer and how it came about: the `policy` version and the `arm` it was made under, and whether a cache was
+    asked.
+    """
 
     body: Answer | Relay
     trail: Trail = ()
     policy: str = ""
+    arm: str = ""
     cacheable: bool = False
 
     @property

@@ -97,6 +97,26 @@ class Metrics:
                 registry=registry,
             )
         )
+        self._arm_requests = _bound(
+            Counter(
+                "headrace_arm_requests",
+                "Requests of an experiment: `answered`, `left` by their caller, or what failed",
+                ["route", "arm", "outcome"],
+                registry=registry,
+            )
+        )
+        self._arm_seconds = _bound(Histogram(
+            "headrace_arm_duration_seconds", "Time of an arm's answers", ["route", "arm"], buckets=_SECONDS,
+            registry=registry,
+        ))  # fmt: skip
+        self._without_unit = _bound(
+            Counter(
+                "headrace_experiment_requests_without_unit",
+                "Requests that went to the arm `otherwise`: they have no unit",
+                ["route"],
+                registry=registry,
+            )
+        )
         self._in_flight = Gauge("headrace_requests_in_flight", "Requests being answered", registry=registry)
         self._ready = _bound(Gauge(
             "headrace_backend_ready", "1 while the endpoint says that it is ready", ["backend", "endpoint"],
@@ -136,6 +156,14 @@ class Metrics:
             queued += hop.queued
         if queued:
             self._queued(route).observe(queued)
+
+    def arm(self, route: str, arm: str, outcome: str, seconds: float) -> None:
+        self._arm_requests(route, arm, outcome).inc()
+        if outcome == "answered":
+            self._arm_seconds(route, arm).observe(seconds)
+
+    def without_unit(self, route: str) -> None:
+        self._without_unit(route).inc()
 
     def batch(self, backend: str, rows: int, seconds: float) -> None:
         self._batch_rows(backend).observe(rows)

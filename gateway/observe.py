@@ -75,7 +75,7 @@ class Observed:
 
     def _shown(self, reply: Reply) -> Reply:
         """What the edge may tell the caller of the reply."""
-        return reply if self._headers else replace(reply, policy="", trail=())
+        return reply if self._headers else replace(reply, policy="", arm="", trail=())
 
     def _end(
         self, request: Request, span: Span | None, began: float, reply: Reply | None, error: BaseException | None
@@ -141,6 +141,37 @@ class Observed:
         if span is not None:
             line["trace"] = telemetry.trace_id(span)
         return line
+
+
+class MeasuredArm:
+    """One arm of a route's experiment, its requests counted by their outcome and timed, a stream's at its end."""
+
+    def __init__(self, inner: Service, route: str, arm: str, metrics: Metrics, now: Callable[[], float]) -> None:
+        self._inner = inner
+        self._route = route
+        self._arm = arm
+        self._metrics = metrics
+        self._now = now
+
+    async def __call__(self, request: Request, /) -> Reply:
+        began = self._now()
+        if request.span is not None:
+            request.span.set_attribute("headrace.arm", self._arm)
+        try:
+            reply = await self._inner(request)
+        except BaseException as error:
+            self._end(began, error)
+            raise
+        if isinstance(reply.body, Relay) and not isinstance(reply.body.body, bytes):
+            watched = Watched(reply.body.body, lambda error: self._end(began, error))
+            return replace(reply, body=replace(reply.body, body=watched))
+        self._end(began, None)
+        return reply
+
+    def _end(self, began: float, error: BaseException | None) -> None:
+        left = isinstance(error, asyncio.CancelledError)
+        outcome = "answered" if error is None else "left" if left else type(error).__name__
+        self._metrics.arm(self._route, self._arm, outcome, self._now() - began)
 
 
 class MeasuredBatch:

@@ -3,6 +3,7 @@
     Observed     span, metrics, access line
     Admit        in-flight bound, already expired?, the request's own deadline
     Switch       public model name -> route
+    Split        unit -> arm, where the route has an experiment
     Cascade      small model first; only rows that are not confident go on to the next tier
       per tier:
       Cached     per row: hits answered, misses go on
@@ -26,15 +27,16 @@ from cache.cached import Cached
 from cache.store import MemoryStore, Store
 from gateway.admit import Admit, InFlight
 from gateway.metrics import Metrics
-from gateway.observe import MeasuredBatch, Observed
+from gateway.observe import MeasuredArm, MeasuredBatch, Observed
 from gateway.relay import ReadOnly, Renamed
 from gateway.telemetry import Traced, TracedBatch, TracedCall, Tracing
 from policies import Policy
-from policies.spec import Backend, Cache, Route
+from policies.spec import Arm, Backend, Cache, Route
 from routing.balancer import Balancer
 from routing.cascade import Cascade, Rung
 from routing.dispatch import Dispatch
 from routing.dispatcher import Dispatcher
+from routing.experiment import Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class Things:
 
     endpoints: dict[str, tuple[Backend, tuple[Endpoint, ...]]] = field(default_factory=dict)
     dispatchers: dict[str, tuple[Backend, Dispatch]] = field(default_factory=dict)
-    stores: dict[tuple[str, Cache], Store] = field(default_factory=dict)
+    stores: dict[tuple[str, str, Cache], Store] = field(default_factory=dict)
     in_flight: InFlight = field(default_factory=InFlight)
 
     def fork(self) -> Things:
@@ -72,7 +74,7 @@ class Things:
     def prune(self, policy: Policy) -> None:
         """Drops what `policy` has no use for."""
         backends = policy.backends
-        caches = {(route.name, route.cache) for route in policy.routes.values()}
+        caches = {(route.name, arm.name, arm.cache) for route in policy.routes.values() for arm in route.arms}
         self.endpoints = {
             name: kept
             for name, kept in self.endpoints.items()
@@ -113,21 +115,39 @@ def build(policy: Policy, things: Things, tools: Tools) -> dict[str, Service]:
 
 def _route(route: Route, policy: Policy, things: Things, tools: Tools) -> tuple[Service, Service]:
     """A route's two paths: inference, and calls that are relayed."""
+    arms = {arm.name: _arm(route, arm, policy, things, tools) for arm in route.arms}
+    if route.experiment is None:
+        return arms[route.arms[0].name]
+
+    def split(path: int) -> Service:
+        services = {
+            name: MeasuredArm(paths[path], route.name, name, tools.metrics, tools.now) for name, paths in arms.items()
+        }
+        assert route.experiment is not None
+        without_unit = partial(tools.metrics.without_unit, route.name)
+        return Split(route.experiment, route.arms, services, policy.tenant_header, without_unit)
+
+    return split(0), split(1)
+
+
+def _arm(route: Route, arm: Arm, policy: Policy, things: Things, tools: Tools) -> tuple[Service, Service]:
+    """An arm's two paths: inference, and calls that are relayed."""
     tiers = []
-    for tier in route.tiers:
+    for tier in arm.tiers:
         backend = policy.backends[tier.backend]
         inner = _batched(backend, things, tools)
-        if route.cache is not None:
-            store = _store(route, route.cache, things, tools)
+        if arm.cache is not None:
+            store = _store(route, arm, arm.cache, things, tools)
             # Whoever else may once answer under these names must not answer from what this backend said.
-            scope = (route.name, tier.name, *map(str, backend.endpoints), backend.model, backend.version)
-            inner = Traced(Cached(inner, store, scope, route.cache.ttl), "cache", tools.tracing)
-        if len(route.tiers) > 1 or route.cache is not None:
+            addresses = map(str, backend.endpoints)
+            scope = (route.name, arm.name, tier.name, *addresses, backend.model, backend.version)
+            inner = Traced(Cached(inner, store, scope, arm.cache.ttl), "cache", tools.tracing)
+        if len(arm.tiers) > 1 or arm.cache is not None:
             inner = Traced(inner, f"tier {tier.name}", tools.tracing)
         tiers.append(Rung(tier.name, inner, backend.model, backend.version, tier.accept))
-    last = policy.backends[route.tiers[-1].backend]
+    last = policy.backends[arm.tiers[-1].backend]
     return (
-        Cascade(tiers, cacheable=route.cache is not None),
+        Cascade(tiers, cacheable=arm.cache is not None),
         Renamed(_plain(last, policy, things, tools), last.model, last.version),
     )
 
@@ -181,9 +201,9 @@ def _replicas(backend: Backend) -> Backend:
     return replace(backend, batch=None)
 
 
-def _store(route: Route, cache: Cache, things: Things, tools: Tools) -> Store:
-    """A route's own store: what its policy grants it is not shared with others."""
-    key = (route.name, cache)
+def _store(route: Route, arm: Arm, cache: Cache, things: Things, tools: Tools) -> Store:
+    """An arm's own store: what its policy grants it is not shared with others."""
+    key = (route.name, arm.name, cache)
     if key not in things.stores:
         things.stores[key] = MemoryStore(cache.entries, cache.bytes, tools.now)
     return things.stores[key]
