@@ -137,6 +137,9 @@ class Dispatch:
         if error is not None:
             _fail(batch.entries, error)
         self.dispatcher.done(batch, self._now())
+        for entry in batch.entries:
+            # Batch, entry and caller hold each other: what is cut here, the garbage collector need not look for.
+            entry.caller.batch = None
         self._schedule()
 
     async def _answer(self, batch: Batch, entries: list[Entry]) -> None:
