@@ -151,6 +151,7 @@ class Gateway:
             port = await _started("grpc", self._grpc.start([str(listen.grpc)]))
             self.addresses["grpc"] = replace(listen.grpc, port=port)
         self._open = True
+        self._worker.up()
         _log.info(
             "headrace is up",
             extra={"fields": {"policy": self.policy.version, **{k: str(v) for k, v in self.addresses.items()}}},
@@ -295,7 +296,6 @@ async def _serve(policy: Policy, source: Source | None, tentative_grpc: bool, wo
         # What exists now lives as long as the process: the collector need not walk it for every request's garbage.
         gc.collect()
         gc.freeze()
-        worker.up()
         await stop.wait()
         _log.info("draining", extra={"fields": {"in_flight": gateway._things.in_flight.count}})
     finally:
