@@ -50,10 +50,14 @@ _CLOSE_SECONDS = 2
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the policy comes from: its file, and how that is read (command-line flags included)."""
+    """Where the policy comes from: its file, how that is read (command-line flags included), and what it last said.
+
+    `seen` is a `digest` from before the first policy was read, so that no edit falls between the two.
+    """
 
     path: Path
     load: Callable[[], Policy]
+    seen: bytes
 
 
 class Gateway:
@@ -290,7 +294,7 @@ async def _serve(policy: Policy, source: Source | None, tentative_grpc: bool, wo
     try:
         await gateway.start()
         if source is not None:
-            watch = Watch(source.path, partial(_reload, gateway, source))
+            watch = Watch(source.path, partial(_reload, gateway, source), source.seen)
             watch.start()
             loop.add_signal_handler(signal.SIGHUP, _in_background(partial(_reload, gateway, source)))
         # What exists now lives as long as the process: the collector need not walk it for every request's garbage.

@@ -99,6 +99,7 @@ def serve(
         return overruled(fresh)
 
     from gateway.log import configure
+    from gateway.watch import digest
     from gateway.workers import ALONE, Worker, supervise
 
     form: Literal["json", "text"] = (
@@ -110,6 +111,7 @@ def serve(
         """The life of the only process, or of one worker of several."""
         nonlocal listen
         now_said = policy
+        seen = digest(policy_file) if policy_file else b""
         if worker.count > 1:
             configure(log_level, form, {"worker": worker.index})
             listen = worker.listen
@@ -120,7 +122,7 @@ def serve(
         # Servers are imported by the process that serves: `check` answers at once, and nothing of them is forked.
         from gateway.app import Source, run
 
-        source = Source(policy_file, again) if policy_file else None
+        source = Source(policy_file, again, seen) if policy_file else None
         run(overruled(now_said), source, tentative_grpc=tentative, worker=worker)
 
     code = 0

@@ -1,10 +1,10 @@
 """What worker 0 answers for all workers: it asks each over its Unix socket, itself too, and joins what they say.
 
-No answer within a time is a 504 of that worker's like any other answer, and is told: in place of what it would have
-said, or in the header `headrace-incomplete`. A policy is put in force by all workers or by none. Each decides by
-itself; where one refuses or is silent, those that took it roll back, and the refusal is the answer. (One that is silent
-may still take it later: GET /policy shows the versions in force.) A rollback cannot be undone, so that all are asked
-first whether the policy before theirs is the same one.
+No answer within a time, or a defect, is a 504 of that worker's like any other answer, and is told: in place of what it
+would have said, or in the header `headrace-incomplete`. A policy is put in force by all workers or by none. Each
+decides by itself; where one refuses or is silent, those that took it roll back, and the refusal is the answer. (One
+that is silent may still take it later: GET /policy shows the versions in force.) A rollback cannot be undone, so that
+all are asked first whether the policy before theirs is the same one.
 """
 
 from __future__ import annotations
@@ -107,8 +107,7 @@ class Joined:
             return _told(_refusal(answers) or await self._ask(0, "GET", "/traces/last"))
         answers = await self._ask_all("GET", f"/traces/{wanted}")
         # One that is silent may have it: that is to be told rather than that there is none.
-        by_use = sorted(answers, key=lambda answer: (200, 504, 404).index(answer.status_code))
-        return _told(by_use[0])
+        return _told(min(answers, key=lambda answer: (answer.status_code != 200, answer.status_code == 404)))
 
     async def _ended(self) -> tuple[list[httpx.Response], list[tuple[int, str, int]]]:
         """When each recent trace ended (ns), its id and its worker; the most recent first."""
@@ -134,7 +133,10 @@ class Joined:
         seconds = patience or self._patience
         try:
             async with asyncio.timeout(seconds):
-                return await self._workers[index].request(method, path, timeout=None, **more)
+                answer = await self._workers[index].request(method, path, timeout=None, **more)
+            if answer.status_code != 500:
+                return answer
+            reason = f"worker {index}: internal error"
         except TimeoutError:
             reason = f"worker {index}: no answer within {seconds:g} s"
         except httpx.HTTPError as error:

@@ -15,12 +15,12 @@ _EVERY_SECONDS = 0.25
 
 
 class Watch:
-    """Calls `changed` after the file at `path` says something else than it did when this was made, until `close`."""
+    """Calls `changed` after the file at `path` says something else than `seen` (a `digest`), until `close`."""
 
-    def __init__(self, path: Path, changed: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, path: Path, changed: Callable[[], Awaitable[None]], seen: bytes) -> None:
         self._path = path
         self._changed = changed
-        self._seen = _digest(path)
+        self._seen = seen
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -33,9 +33,9 @@ class Watch:
 
     async def look(self) -> None:
         """Looks now."""
-        digest = _digest(self._path)
-        if digest != self._seen:
-            self._seen = digest
+        says = digest(self._path)
+        if says != self._seen:
+            self._seen = says
             await self._changed()
 
     async def _forever(self) -> None:
@@ -44,7 +44,7 @@ class Watch:
             await self.look()
 
 
-def _digest(path: Path) -> bytes:
+def digest(path: Path) -> bytes:
     """What the file says, or that it cannot be read."""
     try:
         return hashlib.sha256(path.read_bytes()).digest()

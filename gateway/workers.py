@@ -26,7 +26,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -60,7 +60,7 @@ class Worker:
     folder: Path = Path()
     listen: Listen = field(default_factory=Listen)
     lifeline: int = -1
-    up: Callable[[], object] = lambda: None
+    up: Callable[[], None] = lambda: None
 
     def socket_of(self, index: int) -> Path:
         """Where the worker `index` answers what worker 0 asks."""
@@ -130,15 +130,16 @@ def supervise(
     """Runs `serve` in `count` processes until SIGTERM or SIGINT; 0 where all of them drained in time, else 1.
 
     `rereads` says whether SIGHUP means something to the workers; else it ends the supervisor, as it would any process.
-    Raises OSError where a port is taken, or where a worker cannot start in its first life.
+    Raises OSError where a port is taken, or where a worker cannot start in its first life. Signals stay blocked: the
+    process is to end.
     """
     signals = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD} | ({signal.SIGHUP} if rereads else set())
     with ExitStack() as held:
         listen = reserve(listen, held)
         folder = Path(tempfile.mkdtemp(prefix="headrace-"))
         held.callback(shutil.rmtree, folder, ignore_errors=True)
+        # For good: one that comes in the last moment must not change the exit code.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-        held.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
         return _Supervisor(count, Worker(count=count, folder=folder, listen=listen), serve, signals, before, now).run()
 
 
@@ -239,7 +240,11 @@ class _Supervisor:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback for who interrupts an import
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to read again
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
-            up = partial(os.write, saying, _UP)
+
+            def up() -> None:
+                with suppress(BrokenPipeError):  # nobody listens any more: `lifeline` says so
+                    os.write(saying, _UP)
+
             worker = replace(self._worker, index=place.index, lifeline=self._lifeline[0], up=up)
             self._serve(worker)
             if select.select([worker.lifeline], [], [], 0)[0]:  # an orphan: nobody else clears up
