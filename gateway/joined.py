@@ -52,8 +52,16 @@ class Joined:
             await worker.aclose()
 
     async def ready(self) -> bool:
-        """Whether any worker is."""
-        return any(answer.status_code == 200 for answer in await self._ask_all("GET", "/readyz"))
+        """Whether any worker is; known as soon as the first one says so."""
+        asking = [asyncio.ensure_future(self._ask(i, "GET", "/readyz")) for i in range(len(self._workers))]
+        try:
+            for answer in asyncio.as_completed(asking):
+                if (await answer).status_code == 200:
+                    return True
+            return False
+        finally:
+            for task in asking:
+                task.cancel()
 
     async def metrics(self) -> bytes:
         answers = await self._ask_all("GET", "/metrics")

@@ -273,8 +273,8 @@ class _Supervisor:
         reason = said.removeprefix(_UP).decode(errors="replace")
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
         if self._until < math.inf:
-            # One that was not up yet had nothing to drain.
-            self._clean &= code == 0 or (not was_up and code == -signal.SIGTERM)
+            # One that was not up yet had nothing to drain. A terminal's SIGINT reaches the workers by itself.
+            self._clean &= code == 0 or (not was_up and -code in (signal.SIGTERM, signal.SIGINT))
             if code:
                 _log.warning(f"worker ended {how}", extra={"fields": {"worker": place.index, "pid": pid}})
             return

@@ -131,6 +131,19 @@ def test_a_silent_worker_is_an_error_in_the_answer() -> None:
     asking(*workers, test=test)
 
 
+def test_one_ready_worker_is_enough_and_nobody_waits_for_the_silent() -> None:
+    worker = gateway(0)
+    worker._open = True
+    for _, endpoint in worker.reload.current.things.all_endpoints():
+        endpoint.ready = True
+
+    async def test(_: Joined, admin: httpx.AsyncClient) -> None:
+        async with asyncio.timeout(0.4):
+            assert (await admin.get("/readyz")).status_code == 200
+
+    asking(worker, None, test=test)
+
+
 def test_a_policy_that_one_worker_is_silent_about_is_rolled_back(monkeypatch: Any) -> None:
     monkeypatch.setattr("gateway.joined._APPLY_SECONDS", 0.5)
     worker = gateway(0)
