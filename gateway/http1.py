@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from email.utils import formatdate
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import httptools
@@ -433,14 +434,18 @@ _ASGI = {"version": "3.0", "spec_version": "2.4"}
 
 
 class Http1Server:
-    """One listener. `report` hears of what the application raises; limits are in seconds."""
+    """One listener, of a port alone or `shared` with other processes, or of a Unix socket.
+
+    `report` hears of what the application raises; limits are in seconds.
+    """
 
     def __init__(
         self,
         app: Asgi,
-        address: Address,
+        address: Address | Path,
         drain_seconds: float,
         *,
+        shared: bool = False,
         now: Callable[[], float],
         report: Callable[[BaseException], None],
         head_seconds: float = HEAD_SECONDS,
@@ -454,8 +459,9 @@ class Http1Server:
         self.connections: set[_Connection] = set()
         self.closing = False
         self.date = b""
-        self.port = address.port
+        self.port = 0
         self._address = address
+        self._shared = shared
         self._drain_seconds = drain_seconds
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -463,8 +469,9 @@ class Http1Server:
     async def start(self) -> None:
         """Opens the port. Raises OSError, naming the address, where it is taken."""
         self.loop = asyncio.get_running_loop()
-        listener = listen(self._address)
-        self.port = listener.getsockname()[1]
+        listener = listen(self._address, shared=self._shared)
+        if isinstance(self._address, Address):
+            self.port = listener.getsockname()[1]
         self._sweep()
         self._server = await self.loop.create_server(lambda: _Connection(self), sock=listener, backlog=2048)
 

@@ -11,12 +11,14 @@ import re
 import socket
 from collections.abc import Awaitable, Callable, Generator, MutableMapping
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from gateway.sockets import bound
 from policies.spec import Address
 
 Scope = MutableMapping[str, Any]
@@ -117,10 +119,14 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """One listener. `start` raises OSError, naming the address, where the port is taken."""
+    """One listener, of a port alone or `shared` with other processes, or of a Unix socket.
 
-    def __init__(self, app: Asgi, address: Address, drain_seconds: int) -> None:
+    `start` raises OSError, naming the address, where it is taken.
+    """
+
+    def __init__(self, app: Asgi, address: Address | Path, drain_seconds: int, *, shared: bool = False) -> None:
         self._address = address
+        self._shared = shared
         self._server = _Server(
             uvicorn.Config(
                 app,
@@ -137,11 +143,12 @@ class HttpServer:
             )
         )
         self._task: asyncio.Task[None] | None = None
-        self.port = address.port
+        self.port = 0
 
     async def start(self) -> None:
-        listener = listen(self._address)
-        self.port = listener.getsockname()[1]
+        listener = listen(self._address, shared=self._shared)
+        if isinstance(self._address, Address):
+            self.port = listener.getsockname()[1]
         self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets=[listener]))
         while not self._server.started:
             if self._task.done():
@@ -156,13 +163,10 @@ class HttpServer:
             await self._task
 
 
-def listen(address: Address) -> socket.socket:
-    """A bound, listening socket."""
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+def listen(address: Address | Path, *, shared: bool = False) -> socket.socket:
+    """A bound, listening socket (see `bound`). Raises OSError, naming the address."""
+    listener = bound(address, shared=shared)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address.host, address.port))
         listener.listen(2048)
     except OSError as error:
         listener.close()

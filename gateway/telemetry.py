@@ -47,7 +47,7 @@ class Recent(SpanProcessor):
     def __init__(self, keep: int) -> None:
         self._keep = keep
         self._traces: OrderedDict[int, list[ReadableSpan]] = OrderedDict()
-        self._roots: OrderedDict[int, None] = OrderedDict()
+        self._roots: OrderedDict[int, int] = OrderedDict()
         self._lock = Lock()
 
     def on_end(self, span: ReadableSpan) -> None:
@@ -58,15 +58,19 @@ class Recent(SpanProcessor):
                 spans.append(span)
             if span.parent is None or span.parent.is_remote:
                 self._roots.pop(trace_id, None)
-                self._roots[trace_id] = None
+                self._roots[trace_id] = span.end_time or 0
             while len(self._traces) > self._keep:
                 old, _ = self._traces.popitem(last=False)
                 self._roots.pop(old, None)
 
     def ids(self) -> list[str]:
         """Trace ids, the most recently finished first."""
+        return [trace_id for trace_id, _ in self.ended()]
+
+    def ended(self) -> list[tuple[str, int]]:
+        """The same, each with the wall time of its end in ns."""
         with self._lock:
-            return [f"{trace_id:032x}" for trace_id in reversed(self._roots)]
+            return [(f"{trace_id:032x}", end) for trace_id, end in reversed(self._roots.items())]
 
     def trace(self, trace_id: str) -> list[dict[str, Any]]:
         """The spans of a trace in order of their start, with the batches that its spans are linked to; or none."""
