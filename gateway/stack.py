@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from random import Random
 
 from backends.endpoint import Endpoint
 from backends.errors import NotFound
@@ -39,12 +40,13 @@ from routing.dispatcher import Dispatcher
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What every part may be given: the clock and the observers."""
+    """What every part may be given: the clock, chance and the observers."""
 
     now: Callable[[], float]
     tracing: Tracing
     metrics: Metrics
     connect: Callable[[Backend], tuple[Endpoint, ...]]
+    chance: Random
 
 
 @dataclass(slots=True)
@@ -137,7 +139,7 @@ def _batched(backend: Backend, things: Things, tools: Tools) -> Service:
     endpoints = _endpoints(backend, things, tools)
     services = tuple(_observed(endpoint, backend, tools) for endpoint in endpoints)
     if backend.batch is None:
-        return Balancer(endpoints, services)
+        return Balancer(endpoints, services, tools.chance)
     found = things.dispatchers.get(backend.name)
     if found is not None and found[0] == backend:
         dispatch = found[1]
@@ -155,7 +157,7 @@ def _unready(endpoints: Sequence[Endpoint]) -> list[int]:
 def _plain(backend: Backend, policy: Policy, things: Things, tools: Tools) -> Service:
     """A backend's path for calls that are relayed. Whoever proxies a whole server may change it, if there is one."""
     endpoints = _endpoints(backend, things, tools)
-    plain = Balancer(endpoints, [_observed(endpoint, backend, tools) for endpoint in endpoints])
+    plain = Balancer(endpoints, [_observed(endpoint, backend, tools) for endpoint in endpoints], tools.chance)
     if len(endpoints) > 1:
         return ReadOnly(plain, f"'{backend.name}' has several replicas, and it would reach only one of them")
     return plain if policy.proxy else ReadOnly(plain, "this gateway has no `proxy`, and passes on what reads only")

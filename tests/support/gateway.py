@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -86,7 +87,7 @@ class Rig:
         self.refused: list[Failure] = []
         self.defects: list[BaseException] = []
         self.endpoints: list[Endpoint] = []
-        tools = Tools(time.monotonic, self.tracing, self.metrics, self._connect)
+        tools = Tools(time.monotonic, self.tracing, self.metrics, self._connect, random.Random(1))
         self.services = build(self.policy, self.things, tools)
         self.app = HttpEdge(
             self.services["http"],
