@@ -157,7 +157,8 @@ class Hop(msgspec.Struct, frozen=True):
 
     `deferred` counts the rows that the tier was asked for and did not accept, `unscored` those of them whose confidence
     could not be told. `queued` and `service` are seconds;
-    `service` is the whole upstream call of the batch, which several callers may share.
+    `service` is the whole upstream call of the batch, which several callers may share. `retries` counts the endpoints
+    that did not take the call before this one did.
     """
 
     tier: str
@@ -170,6 +171,7 @@ class Hop(msgspec.Struct, frozen=True):
     queued: float = 0.0
     service: float = 0.0
     reason: str = ""
+    retries: int = 0
 
 
 Trail = tuple[Hop, ...]

@@ -97,6 +97,14 @@ class Metrics:
                 registry=registry,
             )
         )
+        self._retries = _bound(
+            Counter(
+                "headrace_retries",
+                "Calls sent again, to another endpoint",
+                ["backend"],
+                registry=registry,
+            )
+        )
         self._in_flight = Gauge("headrace_requests_in_flight", "Requests being answered", registry=registry)
         self._ready = _bound(Gauge(
             "headrace_backend_ready", "1 while the endpoint says that it is ready", ["backend", "endpoint"],
@@ -143,6 +151,9 @@ class Metrics:
 
     def batch_failed(self, backend: str, error: str) -> None:
         self._batch_failures(backend, error).inc()
+
+    def retried(self, backend: str) -> None:
+        self._retries(backend).inc()
 
     def ready(self, backend: str, endpoint: str, ready: bool) -> None:
         self._ready(backend, endpoint).set(1 if ready else 0)
