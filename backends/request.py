@@ -199,12 +199,16 @@ class Relay(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """An answer and how it came about: the `policy` version it was made under, and whether a cache was asked."""
+    """An answer and how it came about: the `policy` version it was made under, and whether a cache was asked.
+
+    `degraded` says what stood in for the route's own answer; empty where nothing did.
+    """
 
     body: Answer | Relay
     trail: Trail = ()
     policy: str = ""
     cacheable: bool = False
+    degraded: str = ""
 
     @property
     def answer(self) -> Answer:

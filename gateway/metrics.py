@@ -67,6 +67,9 @@ class Metrics:
                 registry=registry,
             )
         )
+        self._fallbacks = _bound(
+            Counter("headrace_fallbacks", "Answers of a route's fallback", ["route"], registry=registry)
+        )
         self._cache = _bound(
             Counter(
                 "headrace_cache_rows", "Rows looked up, by outcome (hit, miss)", ["route", "result"], registry=registry
@@ -129,6 +132,8 @@ class Metrics:
 
     def reply(self, route: str, reply: Reply) -> None:
         """What the trail says, counted."""
+        if reply.degraded:
+            self._fallbacks(route).inc()
         queued = 0.0
         for hop in reply.trail:
             if hop.tier:

@@ -93,6 +93,8 @@ def _retry_after(failure: Failure) -> Headers:
 def decision_headers(reply: Reply) -> Headers:
     """What was decided on the way, grouped: `headrace-tier: distilled=24,heavy=8`."""
     headers = [("headrace-policy", reply.policy)] if reply.policy else []
+    if reply.degraded:
+        headers.append(("headrace-degraded", reply.degraded))
     trail = reply.trail
     if not trail:
         return tuple(headers)
