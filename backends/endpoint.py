@@ -32,6 +32,9 @@ class Client(Protocol):
         """Why the server, or `model` on it, is not ready; empty where it is. No `model` asks for the server alone."""
         ...
 
+    def refresh(self) -> None:
+        """Follows the server's name to other addresses, in the background, where it was not asked for lately."""
+
     async def close(self) -> None: ...
 
 
@@ -120,6 +123,12 @@ class Endpoint:
         self.reason = await self._main.unready(self._model, self._now() + seconds, self._headers)
         self.ready = not self.reason
         return self.ready
+
+    def refresh(self) -> None:
+        """Has the clients follow the replica's name to other addresses."""
+        for client in (self._http, self._grpc):
+            if client is not None:
+                client.refresh()
 
     async def close(self) -> None:
         for client in (self._http, self._grpc):

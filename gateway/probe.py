@@ -60,6 +60,7 @@ class Probing:
     async def _probe(self, backend: str, endpoint: Endpoint) -> None:
         try:
             self._tell(backend, endpoint)
+            endpoint.refresh()
             await endpoint.probe(_PATIENCE_SECONDS)
             self._tell(backend, endpoint)
         except Exception:

@@ -33,6 +33,7 @@ class FakeServer:
         self.requests: list[Request] = []
         self.failure: Failure | None = None
         self.is_ready = True
+        self.refreshed = 0
 
     async def __call__(self, request: Request, /) -> Reply:
         self.requests.append(request)
@@ -47,6 +48,9 @@ class FakeServer:
 
     async def unready(self, model: str, deadline: float, headers: Mapping[str, str]) -> str:
         return "" if self.is_ready else "it said no"
+
+    def refresh(self) -> None:
+        self.refreshed += 1
 
     async def close(self) -> None:
         pass

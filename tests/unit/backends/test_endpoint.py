@@ -29,6 +29,8 @@ class Server:
     async def unready(self, model: str, deadline: float, headers: Any) -> str:
         return self.failure.message if self.failure is not None else ""
 
+    def refresh(self) -> None: ...
+
     async def close(self) -> None: ...
 
 

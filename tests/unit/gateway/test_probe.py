@@ -73,6 +73,7 @@ def test_a_change_is_told_once_whoever_found_it(caplog: pytest.LogCaptureFixture
     assert told == ["e: endpoint ready", "e: endpoint not ready", "e: endpoint ready", "e: endpoint not ready"]
     assert caplog.records[1].fields["reason"] == "connection refused"  # type: ignore[attr-defined]
     assert caplog.records[3].fields["reason"] == "it said no"  # type: ignore[attr-defined]
+    assert server.refreshed == 7, "every round has it follow its name"
 
 
 def test_one_that_hangs_does_not_keep_another_from_being_found_again(caplog: pytest.LogCaptureFixture) -> None:
