@@ -2,6 +2,10 @@
 
 Tensors travel by the protocol of the policy; a call that is relayed goes by its own protocol, if the replica has an
 address for it. `tentative` is a gRPC address that was guessed, not given: it is used once it has answered.
+
+An endpoint is down from the first call that cannot reach it (Unreachable), so that the very next decision looks
+elsewhere; only `probe` says that it is ready (again). A relayed call over the other protocol than that of the tensors
+tells nothing: its port may be closed for good.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from backends import rows
-from backends.errors import BadRequest, Expired, TooSlow, Unsupported
+from backends.errors import BadRequest, Expired, TooSlow, Unreachable, Unsupported
 from backends.request import Hop, HttpCall, Infer, Relay, Reply, Request, RpcCall, Service, replace
 from backends.stream import Watched
 from policies.spec import Secret
@@ -27,6 +31,9 @@ class Client(Protocol):
     async def unready(self, model: str, deadline: float, headers: Mapping[str, str]) -> str:
         """Why the server, or `model` on it, is not ready; empty where it is. No `model` asks for the server alone."""
         ...
+
+    def refresh(self) -> None:
+        """Follows the server's name to other addresses, in the background, where it was not asked for lately."""
 
     async def close(self) -> None: ...
 
@@ -96,6 +103,10 @@ class Endpoint:
             if own < request.deadline:
                 raise TooSlow(f"'{self.name}' did not answer within {self._timeout:g} s") from None
             raise
+        except Unreachable as failure:
+            if client is self._main:
+                self.ready, self.reason = False, failure.message
+            raise
         except TimeoutError:
             raise TooSlow(f"'{self.name}' sent nothing for {self._timeout:g} s") from None
         finally:
@@ -109,16 +120,27 @@ class Endpoint:
         """Asks whether the replica, and its model, is ready, for at most `seconds`; remembers the answer and why."""
         if self._tentative and self._grpc is not None:
             self._tentative = await self._grpc.unready("", self._now() + seconds, self._headers) != ""
-        client = self._grpc if self.protocol == "grpc" or self._http is None else self._http
-        assert client is not None
-        self.reason = await client.unready(self._model, self._now() + seconds, self._headers)
+        self.reason = await self._main.unready(self._model, self._now() + seconds, self._headers)
         self.ready = not self.reason
         return self.ready
+
+    def refresh(self) -> None:
+        """Has the clients follow the replica's name to other addresses."""
+        for client in (self._http, self._grpc):
+            if client is not None:
+                client.refresh()
 
     async def close(self) -> None:
         for client in (self._http, self._grpc):
             if client is not None:
                 await client.close()
+
+    @property
+    def _main(self) -> Client:
+        """The client whose word counts: the one that tensors travel by."""
+        client = self._grpc if self.protocol == "grpc" or self._http is None else self._http
+        assert client is not None
+        return client
 
     def _client(self, request: Request) -> Service:
         if isinstance(request.content, HttpCall):
@@ -129,9 +151,7 @@ class Endpoint:
             if self._grpc is None or self._tentative:
                 raise Unsupported(f"this call needs gRPC, and '{self.name}' has no known grpc address")
             return self._grpc
-        client = self._grpc if self.protocol == "grpc" else self._http
-        assert client is not None
-        return client
+        return self._main
 
 
 def _check_size(request: Request) -> None:

@@ -157,7 +157,8 @@ class Hop(msgspec.Struct, frozen=True):
 
     `deferred` counts the rows that the tier was asked for and did not accept, `unscored` those of them whose confidence
     could not be told. `queued` and `service` are seconds;
-    `service` is the whole upstream call of the batch, which several callers may share.
+    `service` is the whole upstream call of the batch, which several callers may share. `retries` counts the endpoints
+    that did not take the call before this one did.
     """
 
     tier: str
@@ -170,6 +171,7 @@ class Hop(msgspec.Struct, frozen=True):
     queued: float = 0.0
     service: float = 0.0
     reason: str = ""
+    retries: int = 0
 
 
 Trail = tuple[Hop, ...]
@@ -199,6 +201,8 @@ class Relay(msgspec.Struct, frozen=True):
 class Reply(msgspec.Struct, frozen=True):
     """An answer and how it came about: the `policy` version and the `arm` it was made under, and whether a cache was
     asked.
+
+    `degraded` says what stood in for the route's own answer; empty where nothing did.
     """
 
     body: Answer | Relay
@@ -206,6 +210,7 @@ class Reply(msgspec.Struct, frozen=True):
     policy: str = ""
     arm: str = ""
     cacheable: bool = False
+    degraded: str = ""
 
     @property
     def answer(self) -> Answer:

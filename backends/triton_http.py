@@ -44,6 +44,9 @@ class TritonHttp:
             return failure.message
         return "" if response.status == 200 else f"{target} answered {response.status}"
 
+    def refresh(self) -> None:
+        self._client.refresh()
+
     async def close(self) -> None:
         await self._client.close()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import random
 import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -72,7 +73,8 @@ class Gateway:
         self.tracing = Tracing(per_second=telemetry.traces_per_second, keep=telemetry.traces_kept, now=self._now)
         self.metrics = Metrics()
         self.metrics.watch_in_flight(lambda: self._things.in_flight.count)
-        self._tools = Tools(self._now, self.tracing, self.metrics, Connect(self._now, tentative_grpc))
+        connect = Connect(self._now, tentative_grpc)
+        self._tools = Tools(self._now, self.tracing, self.metrics, connect, random.Random())
         self.reload = Reload(self._snapshot(policy, Things()), self._snapshot)
         self._in_force()
         self._probing = Probing(lambda: self._things.all_endpoints(), self.metrics)

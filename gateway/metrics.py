@@ -135,6 +135,9 @@ class Metrics:
                 registry=registry,
             )
         )
+        self._fallbacks = _bound(
+            Counter("headrace_fallbacks", "Answers of a route's fallback", ["route"], registry=registry)
+        )
         self._cache = _bound(
             Counter(
                 "headrace_cache_rows", "Rows looked up, by outcome (hit, miss)", ["route", "result"], registry=registry
@@ -185,6 +188,14 @@ class Metrics:
                 registry=registry,
             )
         )
+        self._retries = _bound(
+            Counter(
+                "headrace_retries",
+                "Calls sent again, to another endpoint",
+                ["backend"],
+                registry=registry,
+            )
+        )
         self._in_flight = Gauge("headrace_requests_in_flight", "Requests being answered", registry=registry)
         self._ready = _bound(Gauge(
             "headrace_backend_ready", "1 while the endpoint says that it is ready", ["backend", "endpoint"],
@@ -209,6 +220,8 @@ class Metrics:
 
     def reply(self, route: str, reply: Reply) -> None:
         """What the trail says, counted."""
+        if reply.degraded:
+            self._fallbacks(route).inc()
         queued = 0.0
         for hop in reply.trail:
             if hop.tier:
@@ -239,6 +252,9 @@ class Metrics:
 
     def batch_failed(self, backend: str, error: str) -> None:
         self._batch_failures(backend, error).inc()
+
+    def retried(self, backend: str) -> None:
+        self._retries(backend).inc()
 
     def ready(self, backend: str, endpoint: str, ready: bool) -> None:
         self._ready(backend, endpoint).set(1 if ready else 0)

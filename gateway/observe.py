@@ -75,7 +75,7 @@ class Observed:
 
     def _shown(self, reply: Reply) -> Reply:
         """What the edge may tell the caller of the reply."""
-        return reply if self._headers else replace(reply, policy="", arm="", trail=())
+        return reply if self._headers else replace(reply, policy="", arm="", trail=(), degraded="")
 
     def _end(
         self, request: Request, span: Span | None, began: float, reply: Reply | None, error: BaseException | None

@@ -99,6 +99,8 @@ def decision_headers(reply: Reply) -> Headers:
         headers.append(("headrace-policy", reply.policy))
     if reply.arm:
         headers.append(("headrace-arm", reply.arm))
+    if reply.degraded:
+        headers.append(("headrace-degraded", reply.degraded))
     tiers: dict[str, int] = {}
     batches = []
     hits = misses = 0

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from random import Random
 
 from backends.endpoint import Endpoint
 from backends.errors import NotFound
@@ -37,16 +38,18 @@ from routing.cascade import Cascade, Rung
 from routing.dispatch import Dispatch
 from routing.dispatcher import Dispatcher
 from routing.experiment import Split
+from routing.retry import RetryBudget
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What every part may be given: the clock and the observers."""
+    """What every part may be given: the clock, chance and the observers."""
 
     now: Callable[[], float]
     tracing: Tracing
     metrics: Metrics
     connect: Callable[[Backend], tuple[Endpoint, ...]]
+    chance: Random
 
 
 @dataclass(slots=True)
@@ -55,12 +58,15 @@ class Things:
 
     endpoints: dict[str, tuple[Backend, tuple[Endpoint, ...]]] = field(default_factory=dict)
     dispatchers: dict[str, tuple[Backend, Dispatch]] = field(default_factory=dict)
+    budgets: dict[str, RetryBudget] = field(default_factory=dict)
     stores: dict[tuple[str, str, Cache], Store] = field(default_factory=dict)
     in_flight: InFlight = field(default_factory=InFlight)
 
     def fork(self) -> Things:
         """A copy that another policy may be built with, while this one stays as it is."""
-        return Things(dict(self.endpoints), dict(self.dispatchers), dict(self.stores), self.in_flight)
+        return Things(
+            dict(self.endpoints), dict(self.dispatchers), dict(self.budgets), dict(self.stores), self.in_flight
+        )
 
     def all_endpoints(self) -> list[tuple[str, Endpoint]]:
         """Every endpoint, with the name of its backend."""
@@ -81,6 +87,7 @@ class Things:
             if name in backends and kept[0] == _replicas(backends[name])
         }
         self.dispatchers = {name: kept for name, kept in self.dispatchers.items() if kept[0] == backends.get(name)}
+        self.budgets = {name: budget for name, budget in self.budgets.items() if name in backends}
         self.stores = {key: store for key, store in self.stores.items() if key in caches}
 
     async def close(self) -> None:
@@ -157,13 +164,19 @@ def _batched(backend: Backend, things: Things, tools: Tools) -> Service:
     endpoints = _endpoints(backend, things, tools)
     services = tuple(_observed(endpoint, backend, tools) for endpoint in endpoints)
     if backend.batch is None:
-        return Balancer(endpoints, services)
+        return Balancer(endpoints, services, tools.chance, _budget(backend, things, tools))
     found = things.dispatchers.get(backend.name)
     if found is not None and found[0] == backend:
         dispatch = found[1]
     else:
         batches = tuple(TracedBatch(service, tools.tracing, {"headrace.backend": backend.name}) for service in services)
-        dispatch = Dispatch(Dispatcher(backend.batch, len(endpoints)), batches, tools.now, partial(_unready, endpoints))
+        dispatch = Dispatch(
+            Dispatcher(backend.batch, len(endpoints)),
+            batches,
+            tools.now,
+            partial(_unready, endpoints),
+            _budget(backend, things, tools),
+        )
         things.dispatchers[backend.name] = (backend, dispatch)
     return Traced(dispatch, "dispatch", tools.tracing, {"headrace.backend": backend.name})
 
@@ -175,7 +188,8 @@ def _unready(endpoints: Sequence[Endpoint]) -> list[int]:
 def _plain(backend: Backend, policy: Policy, things: Things, tools: Tools) -> Service:
     """A backend's path for calls that are relayed. Whoever proxies a whole server may change it, if there is one."""
     endpoints = _endpoints(backend, things, tools)
-    plain = Balancer(endpoints, [_observed(endpoint, backend, tools) for endpoint in endpoints])
+    services = [_observed(endpoint, backend, tools) for endpoint in endpoints]
+    plain = Balancer(endpoints, services, tools.chance, _budget(backend, things, tools))
     if len(endpoints) > 1:
         return ReadOnly(plain, f"'{backend.name}' has several replicas, and it would reach only one of them")
     return plain if policy.proxy else ReadOnly(plain, "this gateway has no `proxy`, and passes on what reads only")
@@ -194,6 +208,13 @@ def _endpoints(backend: Backend, things: Things, tools: Tools) -> tuple[Endpoint
     made = tools.connect(backend)
     things.endpoints[backend.name] = (spec, made)
     return made
+
+
+def _budget(backend: Backend, things: Things, tools: Tools) -> RetryBudget:
+    """A backend's one purse, whatever the path and the policy: the load that retries add is the backend's."""
+    if backend.name not in things.budgets:
+        things.budgets[backend.name] = RetryBudget(partial(tools.metrics.retried, backend.name))
+    return things.budgets[backend.name]
 
 
 def _replicas(backend: Backend) -> Backend:

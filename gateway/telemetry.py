@@ -284,6 +284,8 @@ def describe(span: Span, trail: Sequence[Hop]) -> None:
         span.set_attribute(prefix + "rows", len(hop.rows))
         if hop.deferred:
             span.set_attribute(prefix + "deferred_rows", hop.deferred)
+        if hop.retries:
+            span.set_attribute(prefix + "retries", hop.retries)
         if hop.batch_rows:
             span.set_attribute(prefix + "batch_rows", hop.batch_rows)
             span.set_attribute(prefix + "reason", hop.reason)

@@ -14,15 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from backends import rows as rowwise
-from backends.errors import BackendFailed, BadReply, ConnectionLost, Rejected, TooSlow, Unreachable
+from backends.errors import SERVER_FAILURES, own_fault
 from backends.request import Answer, Hop, Infer, Reply, Request, Service, Tensors, Trail, Wanted, content, replace
 from policies.spec import Accept
 from routing.confidence import confidence
 
 _NAMES_NOTHING = ("", "")
-# Statuses that blame the content of a call; any other speaks of the server, or of how the gateway uses it.
-_HTTP_BLAMES = frozenset({400, 413, 422})
-_GRPC_BLAMES = 3  # INVALID_ARGUMENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +56,9 @@ class Cascade:
                 reply = await tier.inner(_addressed(content(request, asked), tier))
                 answer = rowwise.verify(reply.answer, len(pending))
                 kept, unscored = _kept(answer, tier.accept, len(pending))
-            except (Unreachable, Rejected, TooSlow, ConnectionLost, BadReply, BackendFailed) as failure:
+            except SERVER_FAILURES as failure:
                 # An output that the caller never asked for cannot be the caller's fault.
-                if tier is tiers[-1] or not (added or _own_fault(failure)):
+                if tier is tiers[-1] or not (added or own_fault(failure)):
                     raise
                 trail.append(Hop(tier.name, (), deferred=len(pending), reason="failed"))
                 continue
@@ -106,13 +103,6 @@ def _without(answer: Answer, name: str) -> Answer:
     if not name:
         return answer
     return replace(answer, outputs=Tensors.of(tuple(t for t in answer.outputs.decoded if t.name != name)))
-
-
-def _own_fault(failure: Exception) -> bool:
-    """Whether a tier failed for its own reasons, which a status may deny: then what it was sent is to blame."""
-    if not isinstance(failure, BackendFailed):
-        return True
-    return failure.status != _GRPC_BLAMES if failure.grpc else failure.status not in _HTTP_BLAMES
 
 
 def _trail(trail: Trail, tier: str, pending: Sequence[int], kept: Sequence[int] | None = None) -> tuple[Hop, ...]:

@@ -3,7 +3,8 @@
 A call waits in a lane, leaves in a batch, and gets its own rows back. Callers of any wire share a batch, because a call
 is decoded only when it is merged: one that leaves alone goes as the very bytes it came as. A caller that leaves takes
 only its own rows; a batch that nobody waits for any more is cancelled. A batch that failed for what may be in it is run
-again by halves, so that one bad row fails alone; one that was refused, lost or never arrived is not run again.
+again by halves, so that one bad row fails alone. One that was never executed goes back to its lane, for another
+endpoint, as long as the budget pays for it (`routing.retry`); one that was lost is not run again.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from backends.errors import BackendFailed, BadReply, Expired, Failure, Rejected
 from backends.request import Answer, Hop, Infer, Origin, Reply, Request, Service, content, replace
 from routing.dispatcher import Batch, Dispatcher
 from routing.lane import Entry
+from routing.retry import NEVER_EXECUTED, RetryBudget
 
 
 @dataclass(slots=True)
@@ -33,7 +35,7 @@ class _Caller:
 class Dispatch:
     """Answers through `endpoints`, one service per endpoint of the dispatcher, in batches.
 
-    `unready` gives the numbers of endpoints that are known not to be ready.
+    `unready` gives the numbers of endpoints that are known not to be ready; without a `budget` nothing is sent again.
     """
 
     def __init__(
@@ -42,11 +44,14 @@ class Dispatch:
         endpoints: tuple[Service, ...],
         now: Callable[[], float],
         unready: Callable[[], Collection[int]] = tuple,
+        budget: RetryBudget | None = None,
     ) -> None:
         self.dispatcher = dispatcher
         self._endpoints = endpoints
         self._now = now
         self._unready = unready
+        # With one endpoint there is no elsewhere.
+        self._budget = budget if len(endpoints) > 1 else None
         self._due = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
@@ -124,6 +129,8 @@ class Dispatch:
     def _start(self, batch: Batch) -> None:
         for entry in batch.entries:
             entry.caller.batch = batch
+        if self._budget is not None:
+            self._budget.earn()
         # An empty context: a batch belongs to none of its callers.
         task = asyncio.get_running_loop().create_task(self._answer(batch, batch.entries), context=Context())
         self._running[batch] = task
@@ -160,6 +167,10 @@ class Dispatch:
             await self._answer(batch, entries[:half])
             await self._answer(batch, entries[half:])
             return
+        except NEVER_EXECUTED as failure:
+            self._elsewhere(batch, entries)
+            _fail([entry for entry in entries if not entry.queued], failure)
+            return
         except Failure as failure:
             _fail(entries, failure)
             return
@@ -174,9 +185,23 @@ class Dispatch:
                 queued=batch.started - entry.arrived,
                 service=service,
                 reason=batch.reason,
+                retries=len(entry.tried),
             )
             if not entry.caller.reply.done():
                 entry.caller.reply.set_result(Reply(answer, (hop,)))
+
+    def _elsewhere(self, batch: Batch, entries: list[Entry]) -> None:
+        """Puts back what another endpoint may get of `entries`, never executed; nothing for callers that left."""
+        if self._budget is None:
+            return
+        now, unready = self._now(), self._unready()
+        again = [
+            entry
+            for entry in entries
+            if _wanted(entry) and entry.limit > now and self.dispatcher.another(entry, batch, unready)
+        ]
+        if again and self._budget.take():
+            self.dispatcher.requeue(batch, again)
 
 
 # Statuses that a single bad row may cause; any other (busy, down, forbidden) would be the same for every half.

@@ -400,3 +400,19 @@ def test_a_rule_that_fits_no_output_is_loud_and_costs_no_caller_an_answer() -> N
         assert r.metric('headrace_tier_failures_total{route="sure",tier="small"}') == 1
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("batch", [", batch: {max_rows: 4, slots: 2}", ""])
+def test_a_replica_that_takes_nothing_costs_no_caller_an_answer(batch: str) -> None:
+    async def run() -> None:
+        dead = FakeServer({})
+        dead.failure = Unreachable("connection refused")
+        text = TWO.replace(", batch: {max_rows: 4, slots: 2}", batch)
+        r = Rig(text, FakeServer({"twice": double}), {"http://127.0.0.1:2": dead})
+        async with r.client() as client:
+            for _ in range(20):
+                assert output(await post(client, "pair", body([1.0])), "Y") == [2.0]
+        assert len(dead.requests) == r.metric('headrace_retries_total{backend="pair"}') == 1
+        assert [endpoint.ready for endpoint in r.endpoints] == [None, False]
+
+    asyncio.run(run())
