@@ -27,7 +27,7 @@ from routing.retry import NEVER_EXECUTED, RetryBudget
 @dataclass(slots=True)
 class _Caller:
     request: Request
-    reply: asyncio.Future[Reply]
+    reply: asyncio.Future[Reply | None]  # None: `batch` is yours alone, run it
     divisible: bool
     batch: Batch | None = None
 
@@ -72,17 +72,29 @@ class Dispatch:
         key = (request.model, request.version, rows.signature(infer)) if count else None
         self.dispatcher.offer(entry, key)
         self._schedule()
-        try:
-            return await caller.reply
-        except asyncio.CancelledError:
-            self._leave(entry, caller)
-            raise
+        while True:
+            try:
+                given = await caller.reply
+            except asyncio.CancelledError:
+                self._leave(entry, caller)
+                raise
+            if given is not None:
+                return given
+            # A batch of one is run by its caller: no task, and no future, stands between them.
+            assert caller.batch is not None
+            reply = await self._alone(caller.batch, entry)
+            if reply is not None:
+                return reply
 
     def _leave(self, entry: Entry, caller: _Caller) -> None:
         if self.dispatcher.withdraw(entry):
             return
         batch = caller.batch
-        if batch in self._running and not any(map(_wanted, batch.entries)):
+        if batch is None:
+            return
+        if batch not in self._running:  # its own, and not begun
+            self._over(batch)
+        elif not any(map(_wanted, batch.entries)):
             self._running[batch].cancel()
 
     def _schedule(self) -> None:
@@ -131,6 +143,13 @@ class Dispatch:
             entry.caller.batch = batch
         if self._budget is not None:
             self._budget.earn()
+        if len(batch.entries) == 1:
+            caller = batch.entries[0].caller
+            if caller.reply.done():
+                self._over(batch)
+            else:
+                caller.reply.set_result(None)
+            return
         # An empty context: a batch belongs to none of its callers.
         task = asyncio.get_running_loop().create_task(self._answer(batch, batch.entries), context=Context())
         self._running[batch] = task
@@ -143,11 +162,34 @@ class Dispatch:
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is not None:
             _fail(batch.entries, error)
+        self._over(batch)
+
+    def _over(self, batch: Batch) -> None:
+        """Gives the slot of a batch back."""
         self.dispatcher.done(batch, self._now())
         for entry in batch.entries:
             # Batch, entry and caller hold each other: what is cut here, the garbage collector need not look for.
-            entry.caller.batch = None
-        self._schedule()
+            if entry.caller.batch is batch:
+                entry.caller.batch = None
+        if self.dispatcher.waiting_rows:
+            self._schedule()
+
+    async def _alone(self, batch: Batch, entry: Entry) -> Reply | None:
+        """The reply to the only entry of a batch; None where it was put back, to wait for another endpoint."""
+        began = self._now()
+        try:
+            reply = await self._endpoints[batch.endpoint](_merged(batch.entries))
+            service = self._now() - began
+            (answer,) = _shares(reply, batch.entries)
+        except NEVER_EXECUTED:
+            entry.caller.reply = asyncio.get_running_loop().create_future()
+            self._elsewhere(batch, batch.entries)
+            if entry.queued:
+                return None
+            raise
+        finally:
+            self._over(batch)
+        return Reply(answer, (_hop(entry, batch, reply, entry.rows, service),))
 
     async def _answer(self, batch: Batch, entries: list[Entry]) -> None:
         """Answers `entries`, a part of `batch`, in one upstream call, or by halves where that failed."""
@@ -175,20 +217,9 @@ class Dispatch:
             _fail(entries, failure)
             return
         rows_sent = sum(entry.rows for entry in entries)
-        endpoint = reply.trail[-1].endpoint if reply.trail else ""
         for entry, answer in zip(entries, answers, strict=True):
-            hop = Hop(
-                tier="",
-                rows=tuple(range(entry.rows)),
-                endpoint=endpoint,
-                batch_rows=rows_sent,
-                queued=batch.started - entry.arrived,
-                service=service,
-                reason=batch.reason,
-                retries=len(entry.tried),
-            )
             if not entry.caller.reply.done():
-                entry.caller.reply.set_result(Reply(answer, (hop,)))
+                entry.caller.reply.set_result(Reply(answer, (_hop(entry, batch, reply, rows_sent, service),)))
 
     def _elsewhere(self, batch: Batch, entries: list[Entry]) -> None:
         """Puts back what another endpoint may get of `entries`, never executed; nothing for callers that left."""
@@ -213,6 +244,19 @@ def _blames_content(failure: BackendFailed | BadReply) -> bool:
     if isinstance(failure, BadReply):
         return True
     return failure.status in (_GRPC_BLAMES if failure.grpc else _HTTP_BLAMES)
+
+
+def _hop(entry: Entry, batch: Batch, reply: Reply, rows_sent: int, service: float) -> Hop:
+    return Hop(
+        tier="",
+        rows=tuple(range(entry.rows)),
+        endpoint=reply.trail[-1].endpoint if reply.trail else "",
+        batch_rows=rows_sent,
+        queued=batch.started - entry.arrived,
+        service=service,
+        reason=batch.reason,
+        retries=len(entry.tried),
+    )
 
 
 def _wanted(entry: Entry) -> bool:
