@@ -72,22 +72,25 @@ _WORDS = {
 
 Command: TypeAlias = tuple[bytes | int, ...]
 _Connection: TypeAlias = Connection | SSLConnection
+_Replies: TypeAlias = asyncio.Future[list[Any] | None]
 
 
 class _Link:
     """One connection, shared by all who ask. `late` counts time-outs in a row, the last one at `late_at`."""
 
     def __init__(self, connection: _Connection) -> None:
+        assert connection._writer is not None
         self._connection = connection
+        self._transport = connection._writer.transport
         self._unsent: list[Command] = []
         self._wake = asyncio.Event()
-        self._waiting: deque[tuple[asyncio.Future[list[Any] | None], int, int]] = deque()
+        self._waiting: deque[tuple[_Replies, int, int]] = deque()
         self.unconfirmed_bytes = 0
         self.late, self.late_at = 0, -math.inf
 
-    def ask(self, commands: Sequence[Command], size: int = 0) -> asyncio.Future[list[Any] | None]:
+    def ask(self, commands: Sequence[Command], size: int = 0) -> _Replies:
         """The reply to each command, error replies among them; None if the connection is lost before the last."""
-        future: asyncio.Future[list[Any] | None] = asyncio.get_running_loop().create_future()
+        future: _Replies = asyncio.get_running_loop().create_future()
         self._unsent += commands
         self._waiting.append((future, len(commands), size))
         self.unconfirmed_bytes += size
@@ -126,6 +129,8 @@ class _Link:
         for future, *_ in self._waiting:
             if not future.done():
                 future.set_result(None)
+        # The library would first send what is left, and for as long as a server hangs.
+        self._transport.abort()
         await _disconnect(self._connection)
 
 
@@ -172,7 +177,8 @@ class RedisStore:
     async def get_many(self, keys: Sequence[Key]) -> list[bytes | None]:
         if self._links is None or not keys:
             return [None] * len(keys)
-        replies = await self._ask(self._links[0], [(b"MGET", *(PREFIX + key for key in keys))])
+        link = self._links[0]
+        replies = await self._in_time(link, link.ask([(b"MGET", *(PREFIX + key for key in keys))]))
         if replies is None:
             return [None] * len(keys)
         if isinstance(replies[0], ResponseError):
@@ -197,16 +203,17 @@ class RedisStore:
             self.dropped += len(fit)
             return
         commands: list[Command] = [(b"SET", PREFIX + key, value, b"PX", px) for key, value in fit.items()]
-        put = self._put(self._links[1], commands, size)
+        link = self._links[1]
+        put = self._put(link, link.ask(commands, size), len(commands))
         task = asyncio.get_running_loop().create_task(put, context=Context())  # the rows are no one request's
         self._puts.add(task)
         task.add_done_callback(self._puts.discard)
 
-    async def _put(self, link: _Link, commands: list[Command], size: int) -> None:
+    async def _put(self, link: _Link, future: _Replies, rows: int) -> None:
         asked = self._now()
-        replies = await self._ask(link, commands, size)
+        replies = await self._in_time(link, future)
         if replies is None:
-            self.dropped += len(commands)
+            self.dropped += rows
             return
         refused = [reply for reply in replies if isinstance(reply, ResponseError)]
         self.dropped += len(refused)
@@ -216,12 +223,12 @@ class RedisStore:
         if self.up and (refused or asked >= self._writes_from):
             self._tell(True, self._why(refused[0]) if refused else "")
 
-    async def _ask(self, link: _Link, commands: Sequence[Command], size: int = 0) -> list[Any] | None:
-        """The replies, or None where they do not come in time."""
+    async def _in_time(self, link: _Link, future: _Replies) -> list[Any] | None:
+        """The replies to what was just asked, or None where they do not come in time."""
         asked = self._now()
         try:
             async with asyncio.timeout(self._spec.timeout):
-                replies = await link.ask(commands, size)
+                replies = await future
         except TimeoutError:
             if asked >= link.late_at:
                 link.late, link.late_at = link.late + 1, self._now()
