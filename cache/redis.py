@@ -68,6 +68,9 @@ _WORDS = {
     "MISCONF": "it takes no writes, because it cannot save them",
     "LOADING": "it is loading its data",
     "MASTERDOWN": "it is a replica that has lost its master",
+    "CROSSSLOT": "it is a cluster: a cache needs a Redis of its own",
+    "MOVED": "it is a cluster: a cache needs a Redis of its own",
+    "CLUSTERDOWN": "it is a cluster: a cache needs a Redis of its own",
 }
 
 Command: TypeAlias = tuple[bytes | int, ...]
@@ -259,7 +262,9 @@ class RedisStore:
             except Exception as error:  # a defect of the library's is no more a request's failure than Redis' absence
                 self._tell(False, self._why(error))
             else:
-                # That it refuses writes is not over because it was connected to anew.
+                # That it refuses writes is not over because a connection was replaced; after an absence all is new.
+                if not self.up:
+                    self._writes_from = -math.inf
                 self._tell(True, self.reason if self.up else "")
                 since = self._now()
                 broken = await self._serve(links)
@@ -298,8 +303,8 @@ class RedisStore:
                 async with asyncio.timeout(_CONNECT_SECONDS):
                     await opened[-1].connect()  # type: ignore[no-untyped-call]
             async with asyncio.timeout(self._spec.timeout):
-                # Not PING: what will be asked may be refused where a PING is not.
-                await opened[0].send_command("MGET", PREFIX)
+                # Not PING: what will be asked may be refused where a PING is not, and by a cluster for two keys only.
+                await opened[0].send_command("MGET", PREFIX, PREFIX + b"1")
                 await opened[0].read_response()
         except BaseException:
             for connection in opened:

@@ -399,6 +399,20 @@ def test_one_that_takes_no_writes_is_read_on(
     run(main())
 
 
+def test_a_cluster_is_told_of_once(tmp_path: Path) -> None:
+    async def main(server: RedisServer) -> None:
+        facts = Facts()
+        async with store(server.port, facts) as kept:
+            await asyncio.sleep(0.3)
+            server.do("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+            await asyncio.sleep(1)
+            assert facts.states == ["down"]
+            assert kept.reason == "CROSSSLOT: it is a cluster: a cache needs a Redis of its own"
+
+    with redis_server(tmp_path, "--cluster-enabled", "yes") as server:
+        run(main(server))
+
+
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
