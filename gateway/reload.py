@@ -117,12 +117,12 @@ class Reload:
                 if not yes
             ]
             if problems:
-                await _close(made.things.open_beyond(now.things))
+                await _close(made.things.held_beyond(now.things))
                 raise PolicyError(problems)
         return made
 
     def _retire(self, old: Snapshot) -> None:
-        gone = old.things.open_beyond(self.current.things)
+        gone = old.things.held_beyond(self.current.things)
         task = asyncio.get_running_loop().create_task(self._after_its_last_request(old, gone))
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
@@ -134,7 +134,7 @@ class Reload:
                 await asyncio.sleep(_RETIRE_SECONDS)
         finally:
             # A rollback may have taken an endpoint back meanwhile.
-            kept = set(map(id, self.current.things.open()))
+            kept = set(map(id, self.current.things.held()))
             await _close([each for each in gone if id(each) not in kept])
 
 

@@ -83,15 +83,15 @@ class Things:
         known = {id(endpoint) for _, endpoint in other.all_endpoints()}
         return [(name, endpoint) for name, endpoint in self.all_endpoints() if id(endpoint) not in known]
 
-    def open(self) -> list[Endpoint | RedisStore]:
+    def held(self) -> list[Endpoint | RedisStore]:
         """All that is to be closed."""
         stores = [self.redis[1]] if self.redis is not None else []
         return [*(endpoint for _, endpoint in self.all_endpoints()), *stores]
 
-    def open_beyond(self, other: Things) -> list[Endpoint | RedisStore]:
+    def held_beyond(self, other: Things) -> list[Endpoint | RedisStore]:
         """All that is to be closed and that `other` has not."""
-        known = set(map(id, other.open()))
-        return [each for each in self.open() if id(each) not in known]
+        known = set(map(id, other.held()))
+        return [each for each in self.held() if id(each) not in known]
 
     def prune(self, policy: Policy) -> None:
         """Drops what `policy` has no use for."""
@@ -109,7 +109,7 @@ class Things:
             self.redis = None
 
     async def close(self) -> None:
-        for each in self.open():
+        for each in self.held():
             await each.close()
 
 
