@@ -12,11 +12,13 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import uvloop
 
 from cache.redis import RedisStore
 from cache.store import Store
@@ -149,3 +151,28 @@ async def settled(port: int) -> AsyncIterator[Store]:
 def redis_server(folder: Path, *arguments: str) -> Iterator[RedisServer]:
     with RedisServer(folder, arguments) as server:
         yield server
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """On the product's event loop."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main)
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(16, "little")
+
+
+def value(number: int) -> bytes:
+    """Says whose it is from its first byte to its last; sizes differ, so that a reply that is off by one is seen."""
+    return b"%06d" % number * (1 + number * 37 % 400)
+
+
+async def filled(kept: RedisStore, count: int) -> None:
+    await kept.put_many({key(i): value(i) for i in range(count)}, 600.0)
+    await kept.settled()
+    assert kept.dropped == 0
+
+
+async def hit(kept: RedisStore, number: int = 1) -> bool:
+    return (await kept.get_many([key(number)])) == [value(number)]
