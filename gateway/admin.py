@@ -2,6 +2,7 @@
 
 GET /                 what there is to ask
 GET /backends         endpoints with readiness, protocol and calls in the air; queues
+GET /cache            the Redis that caches share, where there is one: up, else why not; rows it did not take
 GET /policy           effective values of the policy in force, why the last one was refused, versions before it
 POST /policy          puts the policy of the body (YAML) in force, or says all that is wrong with it; ?force=true takes
                       it although new endpoints are not ready
@@ -44,6 +45,9 @@ def admin(gateway: Gateway) -> Starlette:
 
     async def backends(_: Request) -> Response:
         return _json(gateway.backends())
+
+    async def cache(_: Request) -> Response:
+        return _json(gateway.cache())
 
     async def policy(_: Request) -> Response:
         history = [before.version for before in gateway.reload.history]
@@ -94,6 +98,7 @@ def admin(gateway: Gateway) -> Starlette:
     routes = [
         Route("/", index),
         Route("/backends", backends),
+        Route("/cache", cache),
         Route("/policy", policy, methods=["GET"]),
         Route("/policy", apply, methods=["POST"]),
         Route("/policy/rollback", rollback, methods=["POST"]),

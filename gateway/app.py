@@ -73,6 +73,7 @@ class Gateway:
         self.tracing = Tracing(per_second=telemetry.traces_per_second, keep=telemetry.traces_kept, now=self._now)
         self.metrics = Metrics()
         self.metrics.watch_in_flight(lambda: self._things.in_flight.count)
+        self.metrics.watch_stores(lambda: [(s.name, s.up, s.dropped) for _, s in filter(None, [self._things.redis])])
         connect = Connect(self._now, tentative_grpc)
         self._tools = Tools(self._now, self.tracing, self.metrics, connect, random.Random())
         self.reload = Reload(self._snapshot(policy, Things()), self._snapshot)
@@ -119,8 +120,16 @@ class Gateway:
             }
         return known
 
+    def cache(self) -> dict[str, Any]:
+        """What is known of the store that caches share, if there is one."""
+        if self._things.redis is None:
+            return {}
+        _, store = self._things.redis
+        return {"redis": {"address": store.name, "up": store.up, "reason": store.reason, "dropped_rows": store.dropped}}
+
     async def start(self) -> None:
         """Opens every port of the policy. Raises OSError, naming the listener and its address, where one is taken."""
+        self._things.start()
         await self._probing.start()
         listen = self.policy.listen
         edge = HttpEdge(
@@ -211,6 +220,7 @@ class Gateway:
             changed = await self.reload.apply(policy, force=force)
             if changed:
                 self._in_force()
+                self._things.start()
         return changed
 
     async def rollback(self) -> None:
@@ -218,6 +228,7 @@ class Gateway:
         with self._counted():
             await self.reload.rollback()
             self._in_force()
+            self._things.start()
 
     @contextmanager
     def _counted(self) -> Iterator[None]:

@@ -9,14 +9,15 @@ for `none`.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import accumulate
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from backends.request import Reply
@@ -143,6 +144,10 @@ class Metrics:
                 "headrace_cache_rows", "Rows looked up, by outcome (hit, miss)", ["route", "result"], registry=registry
             )
         )
+        self._store_changes = _bound(Counter(
+            "headrace_cache_store_changes", "Changes of a shared store to `up`, `down` or `read_only`",
+            ["store", "state"], registry=registry,
+        ))  # fmt: skip
         self._queued = _bound(Histogram(
             "headrace_queue_duration_seconds", "Time a request waited for a slot", ["route"],
             buckets=_SECONDS, registry=registry,
@@ -210,6 +215,13 @@ class Metrics:
     def watch_in_flight(self, count: Callable[[], float]) -> None:
         self._in_flight.set_function(count)
 
+    def watch_stores(self, stores: Callable[[], Iterable[tuple[str, bool | None, int]]]) -> None:
+        """Shows the stores that `stores` gives at each reading, as `(name, up, rows dropped)`; None is unknown."""
+        self.registry.register(_Stores(stores))
+
+    def store_changed(self, store: str, state: str) -> None:
+        self._store_changes(store, state).inc()
+
     def request(self, route: str, protocol: str, status: str, seconds: float) -> None:
         self._requests(route, protocol, status).inc()
         self._seconds(route, protocol).observe(seconds)
@@ -272,3 +284,22 @@ class Metrics:
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class _Stores(Collector):
+    """What is true of the shared stores of the policy in force: one that it no longer has is not shown as down."""
+
+    def __init__(self, stores: Callable[[], Iterable[tuple[str, bool | None, int]]]) -> None:
+        self._stores = stores
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        up = GaugeMetricFamily("headrace_cache_store_up", "1 while a shared store can be asked", labels=["store"])
+        dropped = CounterMetricFamily(
+            "headrace_cache_store_dropped_rows", "Rows that were to be kept and were not", labels=["store"]
+        )
+        for name, is_up, rows in self._stores():
+            if is_up is not None:
+                up.add_metric([name], int(is_up))
+            dropped.add_metric([name], rows)
+        yield up
+        yield dropped

@@ -1,7 +1,8 @@
 """The outermost and the innermost hop: what is seen of every request, and of every batch.
 
 `Observed` opens the request's span, measures it, counts it by its outcome and writes its access line; `MeasuredBatch`
-counts what is sent to a backend. The parts between them hold no span, meter or logger call.
+counts what is sent to a backend. The parts between them hold no span, meter or logger call; what a store has to report
+goes to `store_changed`.
 """
 
 from __future__ import annotations
@@ -195,3 +196,17 @@ class MeasuredBatch:
         rows = sum(origin.rows for origin in request.origins) or 1
         self._metrics.batch(self._backend, rows, self._now() - began)
         return reply
+
+
+def store_changed(store: str, metrics: Metrics) -> Callable[[bool, str], None]:
+    """What a store shared by gateways reports its changes of state to."""
+
+    def observe(reachable: bool, reason: str) -> None:
+        state = "down" if not reachable else "read_only" if reason else "up"
+        metrics.store_changed(store, state)
+        fields = {"store": store, **({"reason": reason} if reason else {})}
+        level = logging.INFO if state == "up" else logging.WARNING
+        said = {"down": "cache store down", "read_only": "cache store refuses writes", "up": "cache store up"}[state]
+        logging.getLogger("headrace.cache").log(level, said, extra={"fields": fields})
+
+    return observe

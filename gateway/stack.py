@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
+from typing import TYPE_CHECKING
 
 from backends.endpoint import Endpoint
 from backends.errors import NotFound
@@ -28,17 +29,20 @@ from cache.cached import Cached
 from cache.store import MemoryStore, Store
 from gateway.admit import Admit, InFlight
 from gateway.metrics import Metrics
-from gateway.observe import MeasuredArm, MeasuredBatch, Observed
+from gateway.observe import MeasuredArm, MeasuredBatch, Observed, store_changed
 from gateway.relay import ReadOnly, Renamed
 from gateway.telemetry import Traced, TracedBatch, TracedCall, Tracing
 from policies import Policy
-from policies.spec import Arm, Backend, Cache, Route
+from policies.spec import Arm, Backend, Cache, Redis, Route
 from routing.balancer import Balancer
 from routing.cascade import Cascade, Rung
 from routing.dispatch import Dispatch
 from routing.dispatcher import Dispatcher
 from routing.experiment import Split
 from routing.retry import RetryBudget
+
+if TYPE_CHECKING:
+    from cache.redis import RedisStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +64,23 @@ class Things:
     dispatchers: dict[str, tuple[Backend, Dispatch]] = field(default_factory=dict)
     budgets: dict[str, RetryBudget] = field(default_factory=dict)
     stores: dict[tuple[str, str, Cache], Store] = field(default_factory=dict)
+    redis: tuple[Redis, RedisStore] | None = None
     in_flight: InFlight = field(default_factory=InFlight)
 
     def fork(self) -> Things:
         """A copy that another policy may be built with, while this one stays as it is."""
-        return Things(
-            dict(self.endpoints), dict(self.dispatchers), dict(self.budgets), dict(self.stores), self.in_flight
+        return replace(
+            self,
+            endpoints=dict(self.endpoints),
+            dispatchers=dict(self.dispatchers),
+            budgets=dict(self.budgets),
+            stores=dict(self.stores),
         )
+
+    def start(self) -> None:
+        """Starts what works in the background, where it has not been started."""
+        if self.redis is not None:
+            self.redis[1].start()
 
     def all_endpoints(self) -> list[tuple[str, Endpoint]]:
         """Every endpoint, with the name of its backend."""
@@ -76,6 +90,16 @@ class Things:
         """The endpoints that `other` has not."""
         known = {id(endpoint) for _, endpoint in other.all_endpoints()}
         return [(name, endpoint) for name, endpoint in self.all_endpoints() if id(endpoint) not in known]
+
+    def held(self) -> list[Endpoint | RedisStore]:
+        """All that is to be closed."""
+        stores = [self.redis[1]] if self.redis is not None else []
+        return [*(endpoint for _, endpoint in self.all_endpoints()), *stores]
+
+    def held_beyond(self, other: Things) -> list[Endpoint | RedisStore]:
+        """All that is to be closed and that `other` has not."""
+        known = set(map(id, other.held()))
+        return [each for each in self.held() if id(each) not in known]
 
     def prune(self, policy: Policy) -> None:
         """Drops what `policy` has no use for."""
@@ -89,10 +113,13 @@ class Things:
         self.dispatchers = {name: kept for name, kept in self.dispatchers.items() if kept[0] == backends.get(name)}
         self.budgets = {name: budget for name, budget in self.budgets.items() if name in backends}
         self.stores = {key: store for key, store in self.stores.items() if key in caches}
+        shared = any(cache is not None and cache.store == "redis" for _, _, cache in caches)
+        if self.redis is not None and not (shared and self.redis[0] == policy.redis):
+            self.redis = None
 
     async def close(self) -> None:
-        for _, endpoint in self.all_endpoints():
-            await endpoint.close()
+        for each in self.held():
+            await each.close()
 
 
 def build(policy: Policy, things: Things, tools: Tools) -> dict[str, Service]:
@@ -144,10 +171,11 @@ def _arm(route: Route, arm: Arm, policy: Policy, things: Things, tools: Tools) -
         backend = policy.backends[tier.backend]
         inner = _batched(backend, things, tools)
         if arm.cache is not None:
-            store = _store(route, arm, arm.cache, things, tools)
-            # Whoever else may once answer under these names must not answer from what this backend said.
-            addresses = map(str, backend.endpoints)
-            scope = (route.name, arm.name, tier.name, *addresses, backend.model, backend.version)
+            store = _store(route, arm, arm.cache, policy, things, tools)
+            # Whoever else may once answer under these names must not answer from what this backend said: here after
+            # a reload, and in other gateways that share the store.
+            where = " ".join(sorted(map(str, backend.endpoints))) or (backend.local.path if backend.local else "")
+            scope = (route.name, arm.name, tier.name, where, backend.model, backend.version)
             inner = Traced(Cached(inner, store, scope, arm.cache.ttl), "cache", tools.tracing)
         if len(arm.tiers) > 1 or arm.cache is not None:
             inner = Traced(inner, f"tier {tier.name}", tools.tracing)
@@ -222,12 +250,24 @@ def _replicas(backend: Backend) -> Backend:
     return replace(backend, batch=None)
 
 
-def _store(route: Route, arm: Arm, cache: Cache, things: Things, tools: Tools) -> Store:
-    """An arm's own store: what its policy grants it is not shared with others."""
+def _store(route: Route, arm: Arm, cache: Cache, policy: Policy, things: Things, tools: Tools) -> Store:
+    """Redis' store, which all share; in memory an arm's own: what its policy grants it is not shared with others."""
+    if cache.store == "redis":
+        assert policy.redis is not None
+        return _redis(policy.redis, things, tools)
     key = (route.name, arm.name, cache)
     if key not in things.stores:
         things.stores[key] = MemoryStore(cache.entries, cache.bytes, tools.now)
     return things.stores[key]
+
+
+def _redis(spec: Redis, things: Things, tools: Tools) -> Store:
+    if things.redis is None or things.redis[0] != spec:
+        from cache.redis import RedisStore  # a third of a second, for those who need it
+
+        store = RedisStore(spec, now=tools.now, observe=store_changed(str(spec), tools.metrics))
+        things.redis = (spec, store)
+    return things.redis[1]
 
 
 class Switch:

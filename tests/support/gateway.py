@@ -81,18 +81,24 @@ class Rig:
     `others` are the servers at further addresses (`http://host:port`); `server` is at all that are not among them.
     """
 
-    def __init__(self, policy: str, server: FakeServer, others: Mapping[str, FakeServer] | None = None) -> None:
+    def __init__(
+        self,
+        policy: str,
+        server: FakeServer,
+        others: Mapping[str, FakeServer] | None = None,
+        things: Things | None = None,
+    ) -> None:
         self.policy = parse(policy, "policy.yaml", {})
         self.server = server
         self.others = dict(others or {})
         self.tracing = Tracing(per_second=1e9, keep=64, now=time.monotonic)
         self.metrics = Metrics()
-        self.things = Things()
+        self.things = things or Things()
         self.refused: list[Failure] = []
         self.defects: list[BaseException] = []
         self.endpoints: list[Endpoint] = []
-        tools = Tools(time.monotonic, self.tracing, self.metrics, self._connect, random.Random(1))
-        self.services = build(self.policy, self.things, tools)
+        self.tools = Tools(time.monotonic, self.tracing, self.metrics, self._connect, random.Random(1))
+        self.services = build(self.policy, self.things, self.tools)
         self.app = HttpEdge(
             self.services["http"],
             now=time.monotonic,
