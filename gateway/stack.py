@@ -8,6 +8,7 @@
       per tier:
       Cached     per row: hits answered, misses go on
       Dispatch   lanes by signature; slots; the batch
+      Balancer   the less loaded of two replicas, where calls are not merged; what was never executed goes elsewhere
       Endpoint   one replica and its clients
 
 Relayed calls (everything that is not an inference) take the plain path: Switch, Renamed, Balancer, Endpoint. A model

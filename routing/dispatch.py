@@ -23,6 +23,9 @@ from routing.dispatcher import Batch, Dispatcher
 from routing.lane import Entry
 from routing.retry import NEVER_EXECUTED, RetryBudget
 
+# Nobody tells that an endpoint is ready again: while something waits and one is down, its slots are looked at so often.
+_LOOK_AGAIN_SECONDS = 0.1
+
 
 @dataclass(slots=True)
 class _Caller:
@@ -105,13 +108,17 @@ class Dispatch:
     def _turn(self) -> None:
         self._due = False
         now = self._now()
-        step = self.dispatcher.step(now, self._unready())
+        unready = self._unready()
+        step = self.dispatcher.step(now, unready)
         for entry in step.expired:
             self._expire(entry, now)
         for batch in step.batches:
             self._start(batch)
-        if step.wake is not None and step.wake < self._timer_at:
-            self._set_timer(step.wake, now)
+        wake = step.wake
+        if wake is not None and unready:
+            wake = min(wake, now + _LOOK_AGAIN_SECONDS)
+        if wake is not None and wake < self._timer_at:
+            self._set_timer(wake, now)
 
     def _set_timer(self, at: float, now: float) -> None:
         if self._timer is not None:

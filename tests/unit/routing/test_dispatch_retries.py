@@ -190,3 +190,23 @@ def test_work_waits_for_the_endpoint_that_is_ready() -> None:
         idle(dispatch)
 
     run(main())
+
+
+def test_what_waits_finds_an_endpoint_that_is_ready_again() -> None:
+    async def main() -> None:
+        gate, healed = Gate(), Scripted()
+        unready = {1}
+        dispatch = make(gate, healed, unready=unready)
+        stuck = ask(dispatch, call([1.0]))
+        await settle()
+        waits = ask(dispatch, call([2.0]))
+        await asyncio.sleep(0.25)
+        assert healed.rows == []
+        unready.clear()
+        assert first(await waits) == [[2]]
+        assert asyncio.get_running_loop().time() < 0.4
+        gate.open()
+        await stuck
+        idle(dispatch)
+
+    run(main())
