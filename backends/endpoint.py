@@ -71,6 +71,7 @@ class Endpoint:
         self._timeout = timeout
         self._headers = {name: secret.value for name, secret in headers.items()}
         self._now = now
+        self._trail = (Hop("", (), endpoint=name),)
 
     @property
     def protocol(self) -> str:
@@ -98,7 +99,9 @@ class Endpoint:
                 chunks = Watched(reply.body.body, self._left, self._timeout if request.stream else None)
                 reply = replace(reply, body=replace(reply.body, body=chunks))
                 streams = True
-            return replace(reply, trail=(Hop("", _rows(request), endpoint=self.name),))
+            # Whoever put a batch together knows its rows.
+            trail = self._trail if request.origins else (Hop("", _rows(request), endpoint=self.name),)
+            return replace(reply, trail=trail)
         except Expired:
             if own < request.deadline:
                 raise TooSlow(f"'{self.name}' did not answer within {self._timeout:g} s") from None
@@ -156,7 +159,9 @@ class Endpoint:
 
 def _check_size(request: Request) -> None:
     """BadRequest for headers that the backend would drop the connection for."""
-    size = sum(len(name) + len(value) for name, value in request.headers.items())
+    size = 0
+    for name, value in request.headers.items():
+        size += len(name) + len(value)
     if isinstance(request.content, HttpCall):
         size += sum(len(name) + len(value) for name, value in request.content.headers)
     elif isinstance(request.content, RpcCall):

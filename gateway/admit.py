@@ -66,7 +66,9 @@ class Admit:
         streams = False
         try:
             with self._deadlines.until(deadline + _GRACE_SECONDS):
-                reply = await self._inner(replace(request, deadline=deadline))
+                reply = await self._inner(
+                    request if deadline == request.deadline else replace(request, deadline=deadline)
+                )
             if isinstance(reply.body, Relay) and not isinstance(reply.body.body, bytes):
                 chunks = Watched(reply.body.body, self._left)
                 reply = replace(reply, body=replace(reply.body, body=chunks))

@@ -4,6 +4,7 @@
     Admit        in-flight bound, already expired?, the request's own deadline
     Switch       public model name -> route
     Split        unit -> arm, where the route has an experiment
+    Fallback     another backend, where the arm fails for reasons of its own
     Cascade      small model first; only rows that are not confident go on to the next tier
       per tier:
       Cached     per row: hits answered, misses go on
@@ -34,12 +35,13 @@ from gateway.observe import MeasuredArm, MeasuredBatch, Observed, store_changed
 from gateway.relay import ReadOnly, Renamed
 from gateway.telemetry import Traced, TracedBatch, TracedCall, Tracing
 from policies import Policy
-from policies.spec import Arm, Backend, Cache, Redis, Route
+from policies.spec import Arm, Backend, Cache, Redis, Route, Tier
 from routing.balancer import Balancer
 from routing.cascade import Cascade, Rung
 from routing.dispatch import Dispatch
 from routing.dispatcher import Dispatcher
 from routing.experiment import Split
+from routing.fallback import Fallback
 from routing.retry import RetryBudget
 
 if TYPE_CHECKING:
@@ -151,6 +153,9 @@ def build(policy: Policy, things: Things, tools: Tools) -> dict[str, Service]:
 def _route(route: Route, policy: Policy, things: Things, tools: Tools) -> tuple[Service, Service]:
     """A route's two paths: inference, and calls that are relayed."""
     arms = {arm.name: _arm(route, arm, policy, things, tools) for arm in route.arms}
+    if route.fallback is not None:
+        spare = _arm(route, Arm((Tier(route.fallback, route.fallback),)), policy, things, tools)
+        arms = {name: _fallen_back(paths, spare, route.fallback, tools) for name, paths in arms.items()}
     if route.experiment is None:
         return arms[route.arms[0].name]
 
@@ -163,6 +168,13 @@ def _route(route: Route, policy: Policy, things: Things, tools: Tools) -> tuple[
         return Split(route.experiment, route.arms, services, policy.tenant_header, without_unit)
 
     return split(0), split(1)
+
+
+def _fallen_back(
+    paths: tuple[Service, Service], spare: tuple[Service, Service], name: str, tools: Tools
+) -> tuple[Service, Service]:
+    infer, plain = (Fallback(inner, other, name, tools.now) for inner, other in zip(paths, spare, strict=True))
+    return infer, plain
 
 
 def _arm(route: Route, arm: Arm, policy: Policy, things: Things, tools: Tools) -> tuple[Service, Service]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from backends import rows as rowwise
 from backends.errors import SERVER_FAILURES, own_fault
@@ -44,8 +45,11 @@ class Cascade:
         tiers = self._tiers
         count = rowwise.count(request.infer)
         if not count or len(tiers) == 1:
-            reply = await tiers[-1].inner(_addressed(request, tiers[-1]))
-            return Reply(reply.body, _trail(reply.trail, tiers[-1].name, range(count or 1)), cacheable=self._cacheable)
+            last = tiers[-1]
+            reply = await last.inner(_addressed(request, last))
+            # Everything was asked, and everything stands.
+            hops = [replace(hop, tier=last.name, rows=hop.rows or _all(count or 1)) for hop in reply.trail]
+            return Reply(reply.body, tuple(hops), cacheable=self._cacheable)
         pieces: list[tuple[list[int], Answer]] = []
         trail: list[Hop] = []
         pending = list(range(count))
@@ -73,6 +77,11 @@ class Cascade:
             if not pending:
                 break
         return Reply(rowwise.gather(pieces, count), tuple(trail), cacheable=self._cacheable)
+
+
+@lru_cache(64)
+def _all(count: int) -> tuple[int, ...]:
+    return tuple(range(count))
 
 
 def _addressed(request: Request, tier: Rung) -> Request:

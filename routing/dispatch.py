@@ -233,6 +233,9 @@ class Dispatch:
         if self._budget is None:
             return
         now, unready = self._now(), self._unready()
+        for entry in entries:
+            # The time at an endpoint that could not be reached was no time in the queue.
+            entry.limit = min(entry.caller.request.deadline, entry.limit + now - batch.started)
         again = [
             entry
             for entry in entries

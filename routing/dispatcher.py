@@ -95,7 +95,8 @@ class Dispatcher:
         step = Step()
         while self._limits and self._limits[0][0] <= now:
             entry = heapq.heappop(self._limits)[2]
-            if self.withdraw(entry):
+            # An entry that was put back may have got more time: then it stands here once more.
+            if entry.limit <= now and self.withdraw(entry):
                 step.expired.append(entry)
         while (choice := self._next(unready)) is not None:
             lane, endpoint = choice

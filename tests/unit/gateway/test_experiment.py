@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 
+from backends.errors import BackendFailed, Unreachable
 from routing.experiment import assign
 from tests.support.gateway import FakeServer, Rig, double, fp32
 
@@ -118,6 +119,36 @@ def _stable(unit: str) -> bool:
 
 
 def _broken(inputs: object) -> Any:
-    from backends.errors import BackendFailed
 
     raise BackendFailed("it broke", 500)
+
+
+FALLBACK = """\
+backends:
+  main: {endpoints: [http://h:1], model: main}
+  spare: {endpoints: [http://h:2], model: spare}
+routes:
+  m: {backend: main, cache: {ttl: 1h}, fallback: spare}
+"""
+
+
+def test_a_fallback_answers_and_is_told_apart_and_not_kept() -> None:
+    spare = FakeServer({"spare": lambda x: (fp32("Y", [[7, 7]]),)})
+    made = Rig(FALLBACK, FakeServer({"main": double}), {"http://h:2": spare})
+
+    async def run() -> list[httpx.Response]:
+        async with made.client() as client:
+            made.server.failure = Unreachable("it is down")
+            first = await post(client)
+            made.server.failure = None
+            return [first, await post(client), await post(client)]
+
+    fallen, healed, kept = asyncio.run(run())
+    assert fallen.json()["outputs"][0]["data"] == [7, 7]
+    assert fallen.json()["model_name"] == "m"
+    assert fallen.headers["headrace-degraded"] == "fallback"
+    assert fallen.headers["headrace-tier"] == "spare=1"
+    assert healed.json()["outputs"][0]["data"] == [2, 4]
+    assert "headrace-degraded" not in healed.headers
+    assert (healed.headers["headrace-cache"], kept.headers["headrace-cache"]) == ("hit=0,miss=1", "hit=1,miss=0")
+    assert made.metric('headrace_fallbacks_total{route="m"}') == 1
