@@ -135,6 +135,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     `deadline` is in seconds on the injected clock. `headers` are those that the backend is meant to see. `span` is the
     trace span that the next hop is a child of, None where nothing is recorded. `origins` has one entry a caller.
+    `arrival` is what the edge knows of the call beyond this, for its span alone: an ASGI scope, a gRPC context.
     """
 
     model: str
@@ -145,6 +146,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     span: Any = None
     origins: tuple[Origin, ...] = ()
+    arrival: Any = None
 
     @property
     def infer(self) -> Infer:

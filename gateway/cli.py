@@ -133,7 +133,8 @@ def serve(
             now = time.monotonic  # noqa: TID251 - the supervisor's own: its process has no gateway/app.py
             code = supervise(workers, listen, work, rereads=policy_file is not None, now=now)
     except OSError as error:
-        _die(f"{error.strerror or error}; see the flags --http, --grpc, --metrics, --admin")
+        reason = error.strerror or str(error)
+        _die(f"{reason}; see the flags --http, --grpc, --metrics, --admin" if "listener" in reason else reason)
     if code:
         raise typer.Exit(code)
 

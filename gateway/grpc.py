@@ -235,6 +235,7 @@ class GrpcEdge:
             deadline=self._deadline(context, given, parameters),
             headers=self._headers(given, content),
             stream=isinstance(content, RpcCall) and content.method == _STREAM,
+            arrival=context,
         )
 
     @staticmethod

@@ -114,6 +114,7 @@ class HttpEdge:
             content=infer,
             deadline=self._deadline(headers, infer.parameters.get("timeout")),
             headers=_forwarded(scope["headers"]),
+            arrival=scope,
         )
         scope[_ASKED] = True
         reply = await self._service(request)
@@ -146,6 +147,7 @@ class HttpEdge:
             # The call carries its own headers; here stands only what a hop may change.
             headers=_joined((k, v) for k, v in scope["headers"] if k == b"traceparent"),
             stream=stream,
+            arrival=scope,
         )
         scope[_ASKED] = True
         reply = await self._service(request)

@@ -190,8 +190,8 @@ class _Connection(asyncio.Protocol):
     """One client. `busy` is the exchange that is being answered; others wait."""
 
     __slots__ = (
-        "_begun", "_drain", "_expects", "_fresh", "_head_bytes", "_headers", "_held", "_in_head", "_parser", "_reading",
-        "_too_large", "_transport", "_url", "_waiting", "busy", "gone", "paused", "server", "since",
+        "_begun", "_drain", "_expects", "_fresh", "_head_bytes", "_headers", "_held", "_in_head", "_parser", "_peer",
+        "_reading", "_too_large", "_transport", "_url", "_waiting", "busy", "gone", "paused", "server", "since",
     )  # fmt: skip
 
     _transport: asyncio.Transport
@@ -215,6 +215,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
+        self._peer = transport.get_extra_info("peername")
         self.server.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -297,6 +298,7 @@ class _Connection(asyncio.Protocol):
             "query_string": query,
             "root_path": "",
             "headers": self._headers,
+            "client": self._peer,
         }
         if self._head_bytes > MAX_HEAD_BYTES:
             size = len(url) + sum(len(name) + len(value) + 4 for name, value in self._headers)

@@ -15,7 +15,7 @@ from typing import Any
 from backends.errors import Failure
 from backends.request import Infer, Relay, Reply, Request, Service, replace
 from backends.stream import Watched
-from gateway import respond, telemetry
+from gateway import respond, semantics, telemetry
 from gateway.metrics import Metrics
 from gateway.telemetry import Span, Tracing
 
@@ -57,10 +57,9 @@ class Observed:
 
     async def __call__(self, request: Request, /) -> Reply:
         began = self._now()
-        span = self._tracing.root(f"edge {self._protocol}", request)
+        span = self._tracing.root(self._protocol, request)
         if span is not None:
             request = replace(request, span=span)
-            span.set_attribute("headrace.model", request.model[:128])
             span.set_attribute("headrace.policy", self._policy)
         try:
             reply = replace(await self._inner(request), policy=self._policy)
@@ -89,10 +88,7 @@ class Observed:
             self._metrics.reply(route, reply)
             self._warn(route, reply)
         if span is not None:
-            if error is not None:
-                telemetry.failed(span, error)
-            span.set_attribute("headrace.status", status)
-            span.end()
+            telemetry.end(span, semantics.answered(self._protocol, reply, error))
         if self._access_log and _log.isEnabledFor(logging.INFO):
             _log.info("request", extra={"fields": self._line(request, span, status, seconds, reply, error)})
 

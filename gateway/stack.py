@@ -33,9 +33,11 @@ from gateway.admit import Admit, InFlight
 from gateway.metrics import Metrics
 from gateway.observe import MeasuredArm, MeasuredBatch, Observed, store_changed
 from gateway.relay import ReadOnly, Renamed
-from gateway.telemetry import Traced, TracedBatch, TracedCall, Tracing
+from gateway.telemetry import Tracing
+from gateway.traced import Traced, TracedBatch, TracedCall
 from policies import Policy
 from policies.spec import Arm, Backend, Cache, Redis, Route, Tier
+from policies.spec import Endpoint as Replica
 from routing.balancer import Balancer
 from routing.cascade import Cascade, Rung
 from routing.dispatch import Dispatch
@@ -237,7 +239,8 @@ def _plain(backend: Backend, policy: Policy, things: Things, tools: Tools) -> Se
 
 
 def _observed(endpoint: Endpoint, backend: Backend, tools: Tools) -> Service:
-    called = TracedCall(endpoint, "triton", tools.tracing, {"server.address": endpoint.name})
+    where = next((spec for spec in backend.endpoints if str(spec) == endpoint.name), Replica())
+    called = TracedCall(endpoint, backend.kind, where, tools.tracing)
     return MeasuredBatch(called, backend.name, tools.metrics, tools.now)
 
 

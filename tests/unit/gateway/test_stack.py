@@ -238,10 +238,12 @@ def test_a_trace_shows_every_hop_and_a_shared_batch_shows_in_both_traces() -> No
             spans = r.tracing.recent.trace(trace_id)
             names = [span["name"] for span in spans]
             assert names.count("batch") == 2
-            assert {"edge http", "tier small", "tier large", "dispatch", "triton small", "triton large"} <= set(names)
+            assert {"tier small", "tier large", "dispatch", "POST /v2/models/{model}/infer"} <= set(names)
+            called = [span["attributes"]["headrace.model"] for span in spans if span["kind"] == "client"]
+            assert called == ["small", "large"]
             known = {span["span_id"] for span in spans}
             roots = [span for span in spans if span["parent_id"] not in known]
-            assert [span["name"] for span in roots] == ["edge http"]
+            assert [(span["name"], span["kind"]) for span in roots] == [("POST /v2/models/{model}/infer", "server")]
 
     asyncio.run(run())
 
