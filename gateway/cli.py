@@ -154,16 +154,42 @@ def check(policy_file: Annotated[Path, typer.Argument(metavar="POLICY", help="Th
 
 
 @app.command()
-def explain(policy_file: Annotated[Path, typer.Argument(metavar="POLICY", help="The policy, a YAML file.")]) -> None:
+def explain(
+    policy_file: Annotated[Path, typer.Argument(metavar="POLICY", help="The policy, a YAML file.")],
+    live: Annotated[
+        bool, typer.Option("--live", help="Ask its servers, too; exit code 1 where they and the policy disagree.")
+    ] = False,
+) -> None:
     """Print every value that a policy puts in effect, and the line that it comes from."""
     from gateway.tools.explain import tree
     from policies.explain import explain as explained
 
     try:
         root = explained(Files().text(policy_file), str(policy_file), os.environ)
+        policy = load(policy_file, os.environ) if live else None
     except PolicyError as error:
         _die(str(error), code=1)
     _print_wide(tree(root))
+    if policy is not None:
+        _explain_live(policy)
+
+
+def _explain_live(policy: Policy) -> None:
+    from rich.console import Console
+
+    from gateway.tools.live import ask as ask_all
+    from gateway.tools.live import findings, servers
+    from gateway.tools.live_tree import live_tree
+
+    with Console(stderr=True).status(f"asking {servers(policy)} servers", spinner="line"):
+        found = ask_all(policy)
+    _print_wide(live_tree(policy, found))
+    wrong = list(findings(policy, found))
+    for line in wrong:
+        typer.echo(f"finding: {line}")
+    typer.echo(f"findings: {len(wrong) or 'none'}")
+    if wrong:
+        raise typer.Exit(1)
 
 
 @app.command()
