@@ -102,7 +102,7 @@ async def _replica(
         except Unusable as error:
             return replace(told, reason=one_line(str(error)))
         except httpx.HTTPError as error:
-            return replace(told, reason=one_line(cause(error)))
+            return replace(told, reason=f"nothing answers: {one_line(cause(error))}")
         except TimeoutError:
             return replace(told, reason=f"no answer within {_SECONDS:g} s")
 
