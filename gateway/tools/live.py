@@ -124,7 +124,9 @@ async def _over_http(client: httpx.AsyncClient, backend: Backend, url: str, told
             there = ", ".join(map(shown, decoded(other, Metadata).versions)) or "others"
             reason = f"version {backend.version} is missing; the server has {there}"
         else:
-            reason = f"model {told.model!r} is unknown or not loaded: {_words(other)}"
+            # Triton says 400 to a model that it has not; others 404. Whatever else is no word on the model.
+            unknown = " is unknown or not loaded" if other.status_code in (400, 404) else ""
+            reason = f"model {told.model!r}{unknown}: {_words(other)}"
         return replace(told, reason=reason)
     metadata = decoded(found, Metadata)
     answer = await client.get(f"{path}/config", headers=headers)
