@@ -152,39 +152,25 @@ def _local(policy: Policy) -> dict[str, str]:
     }
 
 
-async def _redis(redis: Redis) -> str:
+async def _redis(spec: Redis) -> str:
+    """What the gateway's own store finds: it connects as a gateway does, and looks something up."""
+    from cache.redis import RedisStore  # imported where a policy has one
+
+    said: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def observe(up: bool, reason: str) -> None:
+        if not said.done():
+            said.set_result("" if up else reason)
+
+    store = RedisStore(spec, now=asyncio.get_running_loop().time, observe=observe)
+    store.start()
     try:
-        async with asyncio.timeout(2 * _SECONDS):  # the client's own limits are for one step each
-            return await asyncio.to_thread(_ping, redis)
+        async with asyncio.timeout(_SECONDS):
+            return one_line(await said)
     except TimeoutError:
-        return f"no answer within {2 * _SECONDS:g} s"
-
-
-def _ping(spec: Redis) -> str:
-    try:
-        import redis
-        from redis.backoff import NoBackoff
-        from redis.retry import Retry
-    except ImportError:
-        return "cannot be asked: install headrace[redis]"
-    client = redis.Redis(
-        host=spec.host,
-        port=spec.port,
-        db=spec.database,
-        username=spec.user or None,
-        password=spec.password.value if spec.password else None,
-        ssl=spec.tls,
-        socket_timeout=_SECONDS,
-        socket_connect_timeout=_SECONDS,
-        ssl_ca_certs=spec.ca_file or None,
-        retry=Retry(NoBackoff(), 0),
-    )
-    try:
-        with client:
-            client.ping()
-    except (redis.RedisError, OSError) as error:
-        return one_line(clip(str(error))) or type(error).__name__
-    return ""
+        return f"no answer within {_SECONDS:g} s"
+    finally:
+        await store.close()
 
 
 def findings(policy: Policy, live: Live) -> Iterator[str]:

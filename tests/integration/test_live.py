@@ -5,18 +5,18 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from deploy.demo.repository import write_test_models
 from deploy.demo.triton import Triton, ensure_venv
-from tests.support.serve import HEADRACE, free_port, within
+from tests.support.redis import redis_server
+from tests.support.serve import HEADRACE, free_port
 from tests.support.triton import VENV
 
 GOOD = """
-redis: {{url: "redis://127.0.0.1:{redis}/0", password: hunter2}}
+redis: {{url: "redis://127.0.0.1:{redis}/0", password: hunter2, timeout: 2s}}
 backends:
   sum: {{endpoints: [{{http: "http://{http}", grpc: "{grpc}"}}], model: rowsum, version: 1, batch: {{max_rows: 64}}}}
   all: {{endpoints: [{{http: "http://{http}"}}]}}
@@ -25,7 +25,7 @@ routes:
   sum: {{backend: sum, cache: {{store: redis}}}}
 """
 BAD = """
-redis: {{url: "redis://127.0.0.1:{redis}/0", password: wrong}}
+redis: {{url: "redis://127.0.0.1:{redis}/0", password: wrong, timeout: 2s}}
 backends:
   sum: {{endpoints: ["http://{http}"], model: rowsum, batch: {{max_rows: 65}}}}
   old: {{endpoints: ["http://{http}"], model: rowsum, version: 7}}
@@ -39,21 +39,6 @@ routes:
       - {{backend: sum, accept: {{output: LOGITS, values: logits, score: margin, threshold: 0.5}}}}
       - {{backend: echo}}
 """
-
-
-@contextmanager
-def redis_server(folder: Path) -> Iterator[int]:
-    port = free_port()
-    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--requirepass", "hunter2", "--save", ""]
-    log = folder / "redis.log"
-    with log.open("wb") as sink:
-        process = subprocess.Popen([*command, "--dir", str(folder)], stdout=sink, stderr=sink)
-    try:
-        assert within(10, lambda: b"Ready to accept" in log.read_bytes()), log.read_text()
-        yield port
-    finally:
-        process.terminate()
-        process.wait(10)
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +55,9 @@ def at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, object]]:
         config.write_text(config.read_text().replace('name: "rowsum"', f'name: "{name}"') + more)
     with (
         Triton(ensure_venv(VENV), repository, log=folder / "triton.log", http=free_port(3)) as server,
-        redis_server(folder) as redis,
+        redis_server(folder, "--requirepass", "hunter2") as redis,
     ):
-        yield {"http": server.http, "grpc": server.grpc, "redis": redis}
+        yield {"http": server.http, "grpc": server.grpc, "redis": redis.port}
 
 
 def explain(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
@@ -100,7 +85,7 @@ def test_every_way_to_disagree_is_a_line(at: dict[str, object], tmp_path: Path) 
         "finding: backends.gone: AT: model 'nobody' is unknown or not loaded: ",
         "finding: backends.stream: AT: 'stream' is decoupled, and batch",
         "finding: backends.chat: AT: 'chat' is a sequence model, and batch",
-        f"finding: redis: redis://127.0.0.1:{at['redis']}/0: ",
+        f"finding: redis: redis://127.0.0.1:{at['redis']}/0: WRONGPASS: it refuses the user or the password",
         "finding: routes.r.sum.accept.output: the model has no 'LOGITS'; it has ",
         "finding: routes.r: 'sum' and 'echo' answer differently: ",
     )
