@@ -2,6 +2,7 @@
 #
 #   make demo          everything set up and started, the main job done, then it stays up (ONCE=1: it exits)
 #   make test          everything that CI runs
+#   make soak          100 policy edits under load, Redis killed in the middle
 #
 # ARGS are passed on: make demo ARGS="--http 127.0.0.1:9000"
 
@@ -9,7 +10,7 @@ SHELL := /bin/sh
 VENV := build/venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint unit integration redis clean
+.PHONY: demo test lint unit integration soak redis clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m deploy.demo $(if $(ONCE),--once) $(ARGS)
@@ -27,6 +28,10 @@ unit: $(VENV)/.installed redis
 
 integration: $(VENV)/.installed redis
 	$(BIN)/python -m pytest tests/integration tests/e2e
+
+# The long forms of what `integration` runs a tenth of.
+soak: $(VENV)/.installed redis
+	HEADRACE_SOAK=1 $(BIN)/python -m pytest -s tests/e2e/test_edits.py
 
 $(VENV)/.installed: pyproject.toml deploy/environment.sh
 	sh deploy/environment.sh $(VENV)
