@@ -72,8 +72,8 @@ def read_request(data: bytes, header_length: int | None) -> Infer:
     doc, given = _read(text, _request_decoder, _Request, BadRequest)
     if not doc.inputs:
         raise BadRequest("request body: expected at least one input in 'inputs', got none")
-    heads = tuple(Head(i.name, i.datatype, tuple(i.shape), i.parameters) for i in doc.inputs)
-    if len({head.name for head in heads}) < len(heads):
+    heads = tuple([Head(i.name, i.datatype, tuple(i.shape), i.parameters) for i in doc.inputs])
+    if len(heads) > 1 and len({head.name for head in heads}) < len(heads):
         raise BadRequest("request body: two inputs have the same name")
     for head in heads:
         check_shape("input", head.name, head.datatype, head.shape)
@@ -94,7 +94,7 @@ def read_request(data: bytes, header_length: int | None) -> Infer:
         inputs.decoded  # noqa: B018 - its data is in Python's lists already, and nothing has compared it with its shape
     return Infer(
         inputs=inputs,
-        outputs=tuple(Wanted(o.name, o.parameters) for o in doc.outputs),
+        outputs=tuple([Wanted(o.name, o.parameters) for o in doc.outputs]) if doc.outputs else (),
         parameters=doc.parameters,
         id=doc.id,
     )
@@ -103,7 +103,7 @@ def read_request(data: bytes, header_length: int | None) -> Infer:
 def read_reply(data: bytes, header_length: int | None) -> Answer:
     """A backend's answer to an inference request. Raises BadReply, now or from `outputs.decoded`."""
     doc, given = _read(_text(data, header_length, BadReply), _reply_decoder, _Reply, BadReply)
-    heads = tuple(Head(o.name, o.datatype, tuple(o.shape)) for o in doc.outputs)
+    heads = tuple([Head(o.name, o.datatype, tuple(o.shape)) for o in doc.outputs])
     for head in heads:
         check_shape("output", head.name, head.datatype, head.shape, BadReply)
     parts = _locate(doc.outputs, given, data, header_length, "output", BadReply)
@@ -253,39 +253,51 @@ def _locate(
     """Where each tensor's data is: raw JSON, a Python list, or a view of the binary part. Lengths must add up."""
     parts: list[Any] = []
     at = header_length if header_length is not None else len(data)
-    view = memoryview(data)
     for i, tensor in enumerate(tensors):
-        named = f"{what} {shown(tensor.name)}"
+        named = what, tensor.name
         size = tensor.parameters.get("binary_data_size")
         inline = tensor.data if given is None else given[i]
         if size is None:
             if inline is None or inline is msgspec.UNSET:
-                raise fault(f"{named}: expected 'data' or a 'binary_data_size' parameter, got neither")
+                raise fault(f"{_named(named)}: expected 'data' or a 'binary_data_size' parameter, got neither")
             _large_enough(named, tensor, inline, fault)
             parts.append(inline)
             continue
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise fault(f"{named}: expected binary_data_size to be an integer >= 0, got {shown(size)}")
+            raise fault(f"{_named(named)}: expected binary_data_size to be an integer >= 0, got {shown(size)}")
         if size > (left := len(data) - at):
-            raise fault(f"{named}: binary_data_size is {shown(size)}, but only {left} bytes are left")
+            raise fault(f"{_named(named)}: binary_data_size is {shown(size)}, but only {left} bytes are left")
         item = ITEM_BYTES.get(tensor.datatype)
         if item is None and size < 4 * math.prod(tensor.shape):
-            raise fault(f"{named}: shape {shown(tensor.shape)} asks for more BYTES elements than {size} bytes can hold")
+            raise fault(
+                f"{_named(named)}: shape {shown(tensor.shape)} asks for more BYTES elements than {size} bytes can hold"
+            )
         if item is not None and size != (want := item * math.prod(tensor.shape)):
-            raise fault(f"{named}: {tensor.datatype} of shape {shown(tensor.shape)} is {want} bytes, got {size}")
-        parts.append(view[at : at + size])
+            raise fault(
+                f"{_named(named)}: {tensor.datatype} of shape {shown(tensor.shape)} is {want} bytes, got {size}"
+            )
+        parts.append(memoryview(data)[at : at + size])
         at += size
     if at != len(data):
         raise fault(f"binary part: {len(data) - at} bytes are left over after the last {what}")
     return parts
 
 
-def _large_enough(named: str, tensor: _Tensor, inline: Any, fault: type[Failure]) -> None:
+def _large_enough(named: tuple[str, str], tensor: _Tensor, inline: Any, fault: type[Failure]) -> None:
     """`fault` where data is too short for its shape, however it is written: Triton would make room for all of it."""
+    if not isinstance(inline, msgspec.Raw):
+        return
     elements = math.prod(tensor.shape)
     # An element is a character and a comma at the least; the brackets make up for the comma that the last one lacks.
-    if isinstance(inline, msgspec.Raw) and len(memoryview(inline)) < 2 * elements:
-        raise fault(f"{named}: shape {shown(tensor.shape)} asks for {elements} elements, 'data' is too short for them")
+    if len(memoryview(inline)) < 2 * elements:
+        raise fault(
+            f"{_named(named)}: shape {shown(tensor.shape)} asks for {elements} elements, 'data' is too short for them"
+        )
+
+
+def _named(tensor: tuple[str, str]) -> str:
+    what, name = tensor
+    return f"{what} {shown(name)}"
 
 
 def _decode(

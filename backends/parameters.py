@@ -27,6 +27,8 @@ RESERVED = {
 
 def check_parameters(parameters: Mapping[str, Any]) -> None:
     """BadRequest where a reserved parameter is not what it must be (Triton answers 500), or an integer is too large."""
+    if not parameters:
+        return
     for name, value in parameters.items():
         number = isinstance(value, int) and not isinstance(value, bool)
         if number and not -(1 << 63) <= value < 1 << 64:

@@ -64,9 +64,12 @@ def check_shape(what: str, name: str, datatype: str, shape: tuple[int, ...], fau
         raise fault(f"{what} {shown(name)}: unknown datatype {shown(datatype)}")
     if len(shape) > MAX_RANK:
         raise fault(f"{what} {shown(name)}: expected at most {MAX_RANK} dimensions, got {len(shape)}")
-    if any(size < 0 for size in shape):
-        raise fault(f"{what} {shown(name)}: negative size in shape {shown(list(shape))}")
-    if prod(size or 1 for size in shape) > MAX_ELEMENTS:
+    elements = 1
+    for size in shape:
+        if size < 0:
+            raise fault(f"{what} {shown(name)}: negative size in shape {shown(list(shape))}")
+        elements *= size or 1
+    if elements > MAX_ELEMENTS:
         raise fault(f"{what} {shown(name)}: shape {shown(list(shape))} is absurdly large")
 
 

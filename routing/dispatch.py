@@ -13,8 +13,9 @@ import asyncio
 import math
 from collections.abc import Callable, Collection
 from contextvars import Context
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from backends import rows
 from backends.errors import BackendFailed, BadReply, Expired, Failure, Rejected
@@ -27,8 +28,7 @@ from routing.retry import NEVER_EXECUTED, RetryBudget
 _LOOK_AGAIN_SECONDS = 0.1
 
 
-@dataclass(slots=True)
-class _Caller:
+class _Caller(msgspec.Struct, eq=False):
     request: Request
     reply: asyncio.Future[Reply | None]  # None: `batch` is yours alone, run it
     divisible: bool

@@ -24,15 +24,15 @@ import heapq
 import itertools
 from collections import OrderedDict
 from collections.abc import Collection, Hashable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from backends.errors import Rejected
 from policies.spec import Batch as BatchSpec
 from routing.lane import Entry, Lane
 
 
-@dataclass(slots=True, eq=False)
-class Batch:
+class Batch(msgspec.Struct, eq=False):
     """Entries that leave together, for the endpoint (by index) whose slot they hold until `done`."""
 
     entries: list[Entry]
@@ -42,12 +42,11 @@ class Batch:
     started: float
 
 
-@dataclass(slots=True)
-class Step:
+class Step(msgspec.Struct):
     """What one step decided: I/O to start, entries to fail, and when the next step is due if nothing happens before."""
 
-    batches: list[Batch] = field(default_factory=list)
-    expired: list[Entry] = field(default_factory=list)
+    batches: list[Batch] = []
+    expired: list[Entry] = []
     wake: float | None = None
 
 

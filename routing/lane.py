@@ -5,12 +5,12 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 
-@dataclass(slots=True, eq=False)
-class Entry:
+
+class Entry(msgspec.Struct, eq=False):
     """One caller's work while it waits. `limit` is the time at which waiting stops making sense, in clock seconds.
 
     An entry that is `alone` never shares a batch. `number` is its place among all arrivals; `tried` holds the endpoints
@@ -26,7 +26,7 @@ class Entry:
     lane: Hashable = None
     number: int = 0
     tried: tuple[int, ...] = ()
-    queued: bool = field(default=False, init=False)
+    queued: bool = False
 
 
 class Lane:
