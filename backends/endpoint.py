@@ -1,7 +1,8 @@
 """One replica: its clients for either protocol, how many calls are in the air, and whether it says that it is ready.
 
 Tensors travel by the protocol of the policy; a call that is relayed goes by its own protocol, if the replica has an
-address for it. `tentative` is a gRPC address that was guessed, not given: it is used once it has answered.
+address for it. A replica in this process has one client, `local`, for everything. `tentative` is a gRPC address that
+was guessed, not given: it is used once it has answered.
 """
 
 from __future__ import annotations
@@ -42,10 +43,11 @@ class Endpoint:
         self,
         name: str,
         *,
-        http: Client | None,
-        grpc: Client | None,
-        prefer_grpc: bool,
-        tentative: bool,
+        http: Client | None = None,
+        grpc: Client | None = None,
+        local: Client | None = None,
+        prefer_grpc: bool = False,
+        tentative: bool = False,
         timeout: float,
         headers: Mapping[str, Secret],
         model: str = "",
@@ -59,6 +61,7 @@ class Endpoint:
         self._model = model
         self._http = http
         self._grpc = grpc
+        self._local = local
         self._prefer_grpc = prefer_grpc
         self._tentative = tentative
         self._timeout = timeout
@@ -67,7 +70,9 @@ class Endpoint:
 
     @property
     def protocol(self) -> str:
-        """How tensors travel now."""
+        """How tensors travel now: `http`, `grpc`, or `local` where they do not."""
+        if self._local is not None:
+            return "local"
         return "grpc" if self._prefer_grpc and self._grpc is not None and not self._tentative else "http"
 
     async def __call__(self, request: Request, /) -> Reply:
@@ -109,18 +114,20 @@ class Endpoint:
         """Asks whether the replica, and its model, is ready, for at most `seconds`; remembers the answer and why."""
         if self._tentative and self._grpc is not None:
             self._tentative = await self._grpc.unready("", self._now() + seconds, self._headers) != ""
-        client = self._grpc if self.protocol == "grpc" or self._http is None else self._http
+        client = self._local or (self._grpc if self.protocol == "grpc" or self._http is None else self._http)
         assert client is not None
         self.reason = await client.unready(self._model, self._now() + seconds, self._headers)
         self.ready = not self.reason
         return self.ready
 
     async def close(self) -> None:
-        for client in (self._http, self._grpc):
+        for client in (self._http, self._grpc, self._local):
             if client is not None:
                 await client.close()
 
     def _client(self, request: Request) -> Service:
+        if self._local is not None:
+            return self._local
         if isinstance(request.content, HttpCall):
             if self._http is None:
                 raise Unsupported(f"this call needs HTTP, and the policy gives '{self.name}' no http address")
