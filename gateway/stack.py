@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from os.path import normpath
 
 from backends.endpoint import Endpoint
 from backends.errors import NotFound
@@ -92,8 +93,9 @@ def build(policy: Policy, things: Things, tools: Tools) -> dict[str, Service]:
     """The gateway that `policy` describes, as one service for each protocol (`http`, `grpc`)."""
     routes = {name: _route(route, policy, things, tools) for name, route in policy.routes.items()}
     proxy = _plain(policy.backends[policy.proxy], policy, things, tools) if policy.proxy else None
-    # Calls that name no model are the proxy's, else the first backend's.
-    general = proxy or _plain(next(iter(policy.backends.values())), policy, things, tools)
+    # Calls that name no model are the proxy's, else the first server's, if there is any.
+    first = min(policy.backends.values(), key=lambda backend: backend.local is not None)
+    general = proxy or _plain(first, policy, things, tools)
     things.prune(policy)
     admitted = Admit(Switch(routes, proxy, general), policy, things.in_flight, tools.now)
     return {
@@ -139,7 +141,7 @@ def _arm(route: Route, arm: Arm, policy: Policy, things: Things, tools: Tools) -
         if arm.cache is not None:
             store = _store(route, arm, arm.cache, things, tools)
             # Whoever else may once answer under these names must not answer from what this backend said.
-            addresses = map(str, backend.endpoints)
+            addresses = (backend.local.path,) if backend.local else map(str, backend.endpoints)
             scope = (route.name, arm.name, tier.name, *addresses, backend.model, backend.version)
             inner = Traced(Cached(inner, store, scope, arm.cache.ttl), "cache", tools.tracing)
         if len(arm.tiers) > 1 or arm.cache is not None:
@@ -182,7 +184,12 @@ def _plain(backend: Backend, policy: Policy, things: Things, tools: Tools) -> Se
 
 
 def _observed(endpoint: Endpoint, backend: Backend, tools: Tools) -> Service:
-    called = TracedCall(endpoint, "triton", tools.tracing, {"server.address": endpoint.name})
+    called: Service
+    if backend.local is not None:
+        place = {"headrace.local.path": normpath(backend.local.path)}
+        called = Traced(endpoint, f"local {backend.name}", tools.tracing, place)
+    else:
+        called = TracedCall(endpoint, "triton", tools.tracing, {"server.address": endpoint.name})
     return MeasuredBatch(called, backend.name, tools.metrics, tools.now)
 
 

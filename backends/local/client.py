@@ -46,7 +46,7 @@ class LocalClient:
     async def __call__(self, request: Request, /) -> Reply:
         content = request.content
         if isinstance(content, Infer):
-            check_version(request.model, request.version)
+            check_version(request.version)
             model = await self._loaded(request.deadline)
             wanted = check_call(model, content)
             inputs = {tensor.name: tensor for tensor in content.inputs.decoded}
@@ -58,11 +58,7 @@ class LocalClient:
         """Why the model is not loaded by `deadline`; empty where it is. There is one, whatever `model` says."""
         if self._reason and await self._mended(deadline):
             self._loading, self._reason = None, ""
-        try:
-            await self._loaded(deadline)
-        except Failure as failure:
-            return failure.message
-        return ""
+        return await self._missing(deadline)
 
     async def close(self) -> None:
         """Waits for the calls that run; later ones are refused as unreachable."""
@@ -73,7 +69,7 @@ class LocalClient:
 
     async def _relay(self, request: Request, call: metadata.Call) -> Relay:
         asked, version = metadata.subject(call, request.version)
-        check_version(request.model, version)
+        check_version(version)
         if asked == "server":
             return metadata.server(call)
         if asked == "ready":
@@ -83,14 +79,20 @@ class LocalClient:
     async def _loaded(self, deadline: float) -> Model:
         """The model, once it is there. Raises Unreachable where it cannot be loaded, or is not by `deadline`."""
         if self._model is None:
+            reason = await self._missing(deadline)
+            if self._model is None:
+                raise Unreachable(f"{self.name}: {reason}")
+        return self._model
+
+    async def _missing(self, deadline: float) -> str:
+        """Why there is no model by `deadline`; empty where there is."""
+        if self._model is None:
             if self._loading is None:
                 # Of its own context, for it outlives the call that happened to be the first.
                 self._loading = asyncio.get_running_loop().create_task(self._begin(), context=Context())
             left = None if deadline == math.inf else max(0.0, deadline - self._now())
             await asyncio.wait({self._loading}, timeout=left)
-            if self._model is None:
-                raise Unreachable(f"{self.name}: {self._reason or 'is still being loaded'}")
-        return self._model
+        return "" if self._model is not None else self._reason or "still being loaded"
 
     async def _begin(self) -> None:
         try:

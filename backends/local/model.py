@@ -56,10 +56,10 @@ class Model(Protocol):
         ...
 
 
-def check_version(model: str, version: str) -> None:
+def check_version(version: str) -> None:
     """NotFound for any version but the one that there is; empty is the caller's "whichever"."""
     if version not in ("", VERSION):
-        raise NotFound(f"model '{model[:128]}' has no version {shown(version)}, only '{VERSION}'")
+        raise NotFound(f"unknown version {shown(version)}: this model has '{VERSION}' only")
 
 
 def check_call(model: Model, infer: Infer) -> frozenset[str]:
