@@ -17,8 +17,8 @@ The folder, version 1. No code and no pickle; every size and number is checked w
 logits = vector @ weights + bias + (sum of the rows of bucket_weights that the text has) / sqrt(their number), where a
 text has the bucket of each of its tokens and of each pair of neighbours: of the key `id`, or `(id + 1) << 16 | next`,
 the upper n bits of key * 0x9E3779B97F4A7C15 modulo 2^64 (Knuth, volume 3, 6.4). A text without tokens has the zero
-vector. All numbers are FP32. Products are plain sums in a fixed order, not BLAS': a row has the same bits in any batch,
-on any machine, and nothing spins on threads of BLAS' own beside the event loop.
+vector. All numbers are FP32. Products are plain sums in a fixed order, not BLAS': a row has the same bits in any batch
+and with any build of numpy, and nothing spins on threads of BLAS' own beside the event loop.
 """
 
 from __future__ import annotations
