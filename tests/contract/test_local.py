@@ -7,50 +7,24 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import onnx
 import pytest
-from tritonclient.grpc import service_pb2 as triton
 
-from backends.errors import (
-    BackendFailed,
-    BadRequest,
-    Failure,
-    NotFound,
-    Rejected,
-    Unreachable,
-    Unsupported,
-    WrongMethod,
-)
+from backends.endpoint import Endpoint
+from backends.errors import BackendFailed, BadRequest, Failure, NotFound, Rejected, TooSlow, Unreachable, Unsupported
 from backends.local.client import LocalClient
-from backends.local.model import Model, Spec
-from backends.request import Answer, HttpCall, Infer, Relay, Request, RpcCall, Tensors, Wanted
+from backends.local.model import Model
+from backends.request import Answer, Infer, Request, Tensors, Wanted
 from backends.tensor import Tensor, join_elements
-from policies.spec import Local
 from tests.support import models
 from tests.support.gateway import fp32
+from tests.support.local import Slow, client, using
 
 X = fp32("X", [[1, 2, 3], [4, 5, 6]])
-
-
-def client(path: str, threads: int = 1, **more: Any) -> LocalClient:
-    return LocalClient(Local(path, threads), now=time.monotonic, **more)
-
-
-def using(path: str, test: Callable[[LocalClient], Coroutine[Any, Any, Any]], **more: Any) -> Any:
-    async def main() -> Any:
-        local = client(path, **more)
-        try:
-            return await test(local)
-        finally:
-            await local.close()
-
-    return asyncio.run(main())
 
 
 def infer(*inputs: Tensor, outputs: tuple[Wanted, ...] = (), version: str = "", **parameters: Any) -> Request:
@@ -249,22 +223,6 @@ def test_a_model_that_is_mended_is_loaded_at_the_next_probe_and_one_that_is_load
     using(str(path), test, load=load)
 
 
-class Slow:
-    """A model that answers, or is loaded, when it is let."""
-
-    platform = "test"
-    inputs = outputs = (Spec("X", "FP32", (-1, 1)),)
-
-    def __init__(self) -> None:
-        self.gate = threading.Event()
-        self.runs = 0
-
-    def run(self, inputs: Mapping[str, Tensor], wanted: Any) -> tuple[Tensor, ...]:
-        self.runs += 1
-        assert self.gate.wait(10)
-        return tuple(inputs.values())
-
-
 def test_a_model_that_is_still_being_loaded_is_waited_for_until_the_deadline() -> None:
     slow = Slow()
 
@@ -301,6 +259,20 @@ def test_a_slow_model_holds_up_nobody_else(tmp_path: Path) -> None:
     using("slow", test, load=lambda path: slow)
 
 
+def test_a_model_that_is_slower_than_its_backend_may_be() -> None:
+    slow = Slow()
+
+    async def test(local: LocalClient) -> None:
+        endpoint = Endpoint("slow", local=local, timeout=0.02, headers={}, now=time.monotonic)
+        assert await endpoint.probe(10)
+        with pytest.raises(TooSlow, match=r"'slow' did not answer within 0\.02 s"):
+            await endpoint(infer(fp32("X", [[1]])))
+        assert (endpoint.in_flight, endpoint.protocol) == (0, "local")
+        slow.gate.set()
+
+    using("slow", test, load=lambda path: slow)
+
+
 def test_calls_beyond_the_queue_are_rejected_and_not_run() -> None:
     slow = Slow()
 
@@ -330,99 +302,3 @@ def test_closing_leaves_no_thread_and_later_calls_find_it_closed(tmp_path: Path)
             await local(infer(X))
 
     asyncio.run(main())
-
-
-# What is not an inference.
-
-
-def relayed(path: str, call: HttpCall | RpcCall, version: str = "") -> tuple[Relay, bytes]:
-    async def test(local: LocalClient) -> tuple[Relay, bytes]:
-        relay = (await local(Request(model="a/b", version=version, content=call, deadline=time.monotonic() + 10))).body
-        assert isinstance(relay, Relay)
-        assert not isinstance(relay.body, bytes)
-        return relay, b"".join([chunk async for chunk in relay.body])
-
-    answer: tuple[Relay, bytes] = using(path, test)
-    return answer
-
-
-async def _nothing() -> Any:
-    return
-    yield
-
-
-def rpc(method: str) -> RpcCall:
-    return RpcCall(f"/inference.GRPCInferenceService/{method}", _nothing())
-
-
-@pytest.mark.parametrize("target", ["/v2/models/a%2Fb", "/v2/models/a%2Fb/versions/1", "/v2/models/a%2Fb?x=y"])
-def test_metadata_over_http(target: str, tmp_path: Path) -> None:
-    relay, body = relayed(models.linear(tmp_path / "m.onnx"), HttpCall("GET", target))
-    assert (relay.status, relay.headers) == (200, ((b"content-type", b"application/json"),))
-    assert msgspec.json.decode(body) == {
-        "name": "a/b",
-        "versions": ["1"],
-        "platform": "onnxruntime_onnx",
-        "inputs": [{"name": "X", "datatype": "FP32", "shape": [-1, 3]}],
-        "outputs": [
-            {"name": "LOGITS", "datatype": "FP32", "shape": [-1, 2]},
-            {"name": "SUM", "datatype": "FP32", "shape": [-1, 1]},
-        ],
-    }
-
-
-def test_metadata_over_grpc(tmp_path: Path) -> None:
-    _, body = relayed(models.linear(tmp_path / "m.onnx"), rpc("ModelMetadata"), "1")
-    told = triton.ModelMetadataResponse.FromString(body)
-    assert (told.name, list(told.versions), told.platform) == ("a/b", ["1"], "onnxruntime_onnx")
-    assert [(t.name, t.datatype, list(t.shape)) for t in told.inputs] == [("X", "FP32", [-1, 3])]
-    assert [(t.name, t.datatype, list(t.shape)) for t in told.outputs] == [
-        ("LOGITS", "FP32", [-1, 2]),
-        ("SUM", "FP32", [-1, 1]),
-    ]
-
-
-def test_readiness_is_the_models_own(tmp_path: Path) -> None:
-    path, none = models.linear(tmp_path / "m.onnx"), str(tmp_path / "none.onnx")
-    for target in ("/v2/models/a%2Fb/ready", "/v2/models/a%2Fb/versions/1/ready"):
-        assert relayed(path, HttpCall("GET", target))[0].status == 200
-        assert relayed(none, HttpCall("GET", target))[0].status == 503
-    assert triton.ModelReadyResponse.FromString(relayed(path, rpc("ModelReady"))[1]).ready
-    assert not triton.ModelReadyResponse.FromString(relayed(none, rpc("ModelReady"))[1]).ready
-
-
-def test_a_server_there_is_none_but_it_has_a_name(tmp_path: Path) -> None:
-    path = models.linear(tmp_path / "m.onnx")
-    told = msgspec.json.decode(relayed(path, HttpCall("GET", "/v2"))[1])
-    assert (told["name"], told["extensions"]) == ("headrace", ["binary_tensor_data"])
-    over = triton.ServerMetadataResponse.FromString(relayed(path, rpc("ServerMetadata"))[1])
-    assert (over.name, over.version, list(over.extensions)) == ("headrace", told["version"], told["extensions"])
-
-
-ONLY = "a model in this process answers inference, metadata and readiness only"
-
-
-@pytest.mark.parametrize(
-    ("call", "version", "kind", "told"),
-    [
-        (HttpCall("GET", "/v2/models/a%2Fb/config"), "", Unsupported, f"config: {ONLY}"),
-        (HttpCall("GET", "/v2/models/a%2Fb/versions/1/stats"), "", Unsupported, f"stats: {ONLY}"),
-        (HttpCall("POST", "/v2/models/a%2Fb/generate"), "", Unsupported, f"generate: {ONLY}"),
-        (HttpCall("POST", "/v2/models/a%2Fb/infer"), "", Unsupported, f"infer: {ONLY}"),
-        (HttpCall("GET", "/v2/models/stats"), "", Unsupported, f"models/stats: {ONLY}"),
-        (HttpCall("POST", "/v2/repository/index"), "", Unsupported, f"repository/index: {ONLY}"),
-        (HttpCall("GET", "/v2/models/a%2Fb/versions/3"), "", NotFound, "unknown version '3': this model has '1' only"),
-        (HttpCall("GET", "/v2/models/a%2Fb/versions/3/ready"), "", NotFound, "unknown version '3': this model has '1' only"),
-        (HttpCall("POST", "/v2/models/a%2Fb"), "", WrongMethod, "expected GET or HEAD, got POST"),
-        (rpc("ModelConfig"), "", Unsupported, f"/inference.GRPCInferenceService/ModelConfig: {ONLY}"),
-        (rpc("ModelStreamInfer"), "", Unsupported, f"/inference.GRPCInferenceService/ModelStreamInfer: {ONLY}"),
-        (rpc("ModelMetadata"), "3", NotFound, "unknown version '3': this model has '1' only"),
-        (rpc("ModelReady"), "3", NotFound, "unknown version '3': this model has '1' only"),
-    ],
-)  # fmt: skip
-def test_what_a_model_in_this_process_does_not_answer(
-    call: HttpCall | RpcCall, version: str, kind: type[Failure], told: str, tmp_path: Path
-) -> None:
-    with pytest.raises(Failure) as failure:
-        relayed(models.linear(tmp_path / "m.onnx"), call, version)
-    assert (type(failure.value), failure.value.message) == (kind, told)
