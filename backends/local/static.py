@@ -90,7 +90,7 @@ class Static:
         most = self._about.max_tokens
         cut = [text[: most * _CHARACTERS_PER_TOKEN] for text in rows]
         plain = [" ".join(_words(text.lower())) for text in cut] if self._about.text == "words" else cut
-        encoded = self._tokenizer.encode_batch(plain, add_special_tokens=False)
+        encoded = self._tokenizer.encode_batch_fast(plain, add_special_tokens=False)
         out = np.empty((len(rows), len(self._labels)), np.float32)
         for row, encoding in enumerate(encoded):
             out[row] = self._row(encoding.ids[:most])
