@@ -9,7 +9,7 @@ SHELL := /bin/sh
 VENV := build/venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint unit integration clean
+.PHONY: demo test lint unit integration redis clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m deploy.demo $(if $(ONCE),--once) $(ARGS)
@@ -22,14 +22,17 @@ lint: $(VENV)/.installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-unit: $(VENV)/.installed
+unit: $(VENV)/.installed redis
 	$(BIN)/python -m pytest tests/unit tests/property tests/contract
 
-integration: $(VENV)/.installed
+integration: $(VENV)/.installed redis
 	$(BIN)/python -m pytest tests/integration tests/e2e
 
 $(VENV)/.installed: pyproject.toml deploy/environment.sh
 	sh deploy/environment.sh $(VENV)
+
+redis:
+	sh deploy/environment.sh redis
 
 clean:
 	rm -rf build

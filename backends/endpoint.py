@@ -3,6 +3,10 @@
 Tensors travel by the protocol of the policy; a call that is relayed goes by its own protocol, if the replica has an
 address for it. A replica in this process has one client, `local`, for everything. `tentative` is a gRPC address that
 was guessed, not given: it is used once it has answered.
+
+An endpoint is down from the first call that cannot reach it (Unreachable), so that the very next decision looks
+elsewhere; only `probe` says that it is ready (again). A relayed call over the other protocol than that of the tensors
+tells nothing: its port may be closed for good.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from backends import rows
-from backends.errors import BadRequest, Expired, TooSlow, Unsupported
+from backends.errors import BadRequest, Expired, TooSlow, Unreachable, Unsupported
 from backends.request import Hop, HttpCall, Infer, Relay, Reply, Request, RpcCall, Service, replace
 from backends.stream import Watched
 from policies.spec import Secret
@@ -28,6 +32,9 @@ class Client(Protocol):
     async def unready(self, model: str, deadline: float, headers: Mapping[str, str]) -> str:
         """Why the server, or `model` on it, is not ready; empty where it is. No `model` asks for the server alone."""
         ...
+
+    def refresh(self) -> None:
+        """Follows the server's name to other addresses, in the background, where it was not asked for lately."""
 
     async def close(self) -> None: ...
 
@@ -67,6 +74,7 @@ class Endpoint:
         self._timeout = timeout
         self._headers = {name: secret.value for name, secret in headers.items()}
         self._now = now
+        self._trail = (Hop("", (), endpoint=name),)
 
     @property
     def protocol(self) -> str:
@@ -96,10 +104,16 @@ class Endpoint:
                 chunks = Watched(reply.body.body, self._left, self._timeout if request.stream else None)
                 reply = replace(reply, body=replace(reply.body, body=chunks))
                 streams = True
-            return replace(reply, trail=(Hop("", _rows(request), endpoint=self.name),))
+            # Whoever put a batch together knows its rows.
+            trail = self._trail if request.origins else (Hop("", _rows(request), endpoint=self.name),)
+            return replace(reply, trail=trail)
         except Expired:
             if own < request.deadline:
                 raise TooSlow(f"'{self.name}' did not answer within {self._timeout:g} s") from None
+            raise
+        except Unreachable as failure:
+            if client is self._main:
+                self.ready, self.reason = False, failure.message
             raise
         except TimeoutError:
             raise TooSlow(f"'{self.name}' sent nothing for {self._timeout:g} s") from None
@@ -114,16 +128,27 @@ class Endpoint:
         """Asks whether the replica, and its model, is ready, for at most `seconds`; remembers the answer and why."""
         if self._tentative and self._grpc is not None:
             self._tentative = await self._grpc.unready("", self._now() + seconds, self._headers) != ""
-        client = self._local or (self._grpc if self.protocol == "grpc" or self._http is None else self._http)
-        assert client is not None
-        self.reason = await client.unready(self._model, self._now() + seconds, self._headers)
+        self.reason = await self._main.unready(self._model, self._now() + seconds, self._headers)
         self.ready = not self.reason
         return self.ready
+
+    def refresh(self) -> None:
+        """Has the clients follow the replica's name to other addresses."""
+        for client in (self._http, self._grpc):
+            if client is not None:
+                client.refresh()
 
     async def close(self) -> None:
         for client in (self._http, self._grpc, self._local):
             if client is not None:
                 await client.close()
+
+    @property
+    def _main(self) -> Client:
+        """The client whose word counts: the one that tensors travel by."""
+        client = self._local or (self._grpc if self.protocol == "grpc" or self._http is None else self._http)
+        assert client is not None
+        return client
 
     def _client(self, request: Request) -> Service:
         if self._local is not None:
@@ -136,14 +161,14 @@ class Endpoint:
             if self._grpc is None or self._tentative:
                 raise Unsupported(f"this call needs gRPC, and '{self.name}' has no known grpc address")
             return self._grpc
-        client = self._grpc if self.protocol == "grpc" else self._http
-        assert client is not None
-        return client
+        return self._main
 
 
 def _check_size(request: Request) -> None:
     """BadRequest for headers that the backend would drop the connection for."""
-    size = sum(len(name) + len(value) for name, value in request.headers.items())
+    size = 0
+    for name, value in request.headers.items():
+        size += len(name) + len(value)
     if isinstance(request.content, HttpCall):
         size += sum(len(name) + len(value) for name, value in request.content.headers)
     elif isinstance(request.content, RpcCall):

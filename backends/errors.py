@@ -101,3 +101,18 @@ class ConnectionLost(Failure):
 
 class BadReply(Failure):
     """The backend broke the protocol: what it answered cannot be what was asked."""
+
+
+# What a server may fail with for its own reasons, so that another may do better.
+SERVER_FAILURES = (Unreachable, Rejected, TooSlow, ConnectionLost, BadReply, BackendFailed)
+
+# Statuses that blame the content of a call; any other speaks of the server, or of how the gateway uses it.
+_HTTP_BLAMES = frozenset({400, 413, 422})
+_GRPC_BLAMES = 3  # INVALID_ARGUMENT
+
+
+def own_fault(failure: BaseException) -> bool:
+    """Whether a server failed for its own reasons, which a status may deny: then what it was sent is to blame."""
+    if not isinstance(failure, BackendFailed):
+        return isinstance(failure, SERVER_FAILURES)
+    return failure.status != _GRPC_BLAMES if failure.grpc else failure.status not in _HTTP_BLAMES

@@ -22,6 +22,10 @@ sent and the request moves to another connection, whatever its method. Once byte
 without a byte of response may or may not have executed them: GET and HEAD are sent once more, on a fresh connection;
 everything else is ConnectionLost. Nothing is ever sent a third time, and nothing after a byte of a response.
 
+**Addresses.** A host that is a name may stand for several, which may change (`backends.addresses`). Connections go to
+them in turn; where one refuses, or does not answer within its share of the time, the next is tried. Connections to an
+address that is gone are closed, busy ones after their exchange.
+
 **Time.** Deadlines live on the connections. One timer for the whole pool stands at the earliest of them and, when it
 fires, looks through the open connections: a request whose deadline is not the earliest costs one comparison, where a
 timer each would be made and cancelled for nothing. Grain: whole milliseconds, never early.
@@ -38,6 +42,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from math import inf
 from typing import Any
 
+from backends.addresses import Addresses, Resolve
 from backends.errors import ConnectionLost, Expired, Unreachable
 from backends.http_connection import Connection
 from backends.http_message import HttpResponse, RequestWriter
@@ -54,7 +59,8 @@ class HttpClient:
     """A pool of connections to one endpoint. Belongs to the event loop that it is first used in.
 
     `now` is the clock of all deadlines. `idle_expiry` must be shorter than the peer's keep-alive. `max_response_bytes`
-    limits the body of `request`, not of `stream`, whose memory is bounded by back-pressure.
+    limits the body of `request`, not of `stream`, whose memory is bounded by back-pressure. Without `resolve` the event
+    loop looks a name up at each connect.
     """
 
     def __init__(
@@ -68,6 +74,7 @@ class HttpClient:
         idle_expiry: float = 4.0,
         max_response_bytes: int = 256 << 20,
         max_header_bytes: int = 64 << 10,
+        resolve: Resolve | None = None,
     ) -> None:
         self.origin = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.max_response_bytes = max_response_bytes
@@ -90,6 +97,8 @@ class HttpClient:
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
         self._writer = RequestWriter(self.origin)
+        self._addresses = Addresses.of(host, resolve, now, self._moved)
+        self._turn = 0
 
     @property
     def in_flight(self) -> int:
@@ -130,9 +139,16 @@ class HttpClient:
         stream: HttpStream = await self._exchange(method, target, headers, body, deadline, True)
         return stream
 
+    def refresh(self) -> None:
+        """Ask anew, in the background, what the host's name stands for, where the last answer is old."""
+        if self._addresses is not None:
+            self._addresses.refresh()
+
     async def close(self) -> None:
         """Close every connection and wait until their sockets are closed; what is in flight fails."""
         self._closed = True
+        if self._addresses is not None:
+            self._addresses.close()
         for timer in (self._deadline_timer, self._idle_timer):
             if timer is not None:
                 timer.cancel()
@@ -231,12 +247,11 @@ class HttpClient:
 
     async def _open(self, deadline: float) -> Connection:
         """A new connection, in a slot that was counted in `_opening`. TLS would be an argument more here."""
-        loop = self._loop
-        assert loop is not None
         limit = self._now() + self._connect_timeout
+        until = min(limit, deadline)
         try:
-            async with self._until(min(limit, deadline)):
-                _, connection = await loop.create_connection(lambda: Connection(self, loop), self._host, self._port)
+            async with self._until(until):
+                connection = await self._connect(until)
         except TimeoutError as error:
             if deadline < limit:
                 raise Expired("backend") from None
@@ -257,6 +272,38 @@ class HttpClient:
         finally:
             self._opening -= 1
             self._wake()
+
+    async def _connect(self, until: float) -> Connection:
+        """A connection to the next of the host's addresses, or to the first one after it that takes it."""
+        loop, addresses = self._loop, self._addresses
+        assert loop is not None
+        if addresses is None:
+            _, connection = await loop.create_connection(lambda: Connection(self, loop), self._host, self._port)
+            return connection
+        known = await addresses.get()
+        turn = self._turn = self._turn + 1  # others connect meanwhile
+        for left in range(len(known), 0, -1):
+            address = known[(turn - left) % len(known)]
+            now = self._now()
+            try:
+                async with self._until(now + (until - now) / left if left > 1 else inf):
+                    _, connection = await loop.create_connection(lambda: Connection(self, loop), address, self._port)
+            except OSError:
+                if left == 1:
+                    raise
+            else:
+                connection.address = address
+                connection.retiring = address not in addresses.known
+                return connection
+        raise AssertionError("a name that is known has an address")
+
+    def _moved(self) -> None:
+        """The host has other addresses: connections to those that are gone end."""
+        assert self._addresses is not None
+        for connection in list(self._all):
+            connection.retiring = connection.address not in self._addresses.known
+            if connection.retiring and connection in self._idle:
+                connection.drop()
 
     def _until(self, deadline: float) -> asyncio.Timeout:
         return asyncio.timeout(None if deadline == inf else max(deadline - self._now(), 0.0) + GRAIN)

@@ -55,13 +55,15 @@ class Connection(asyncio.Protocol):
     """One connection of a pool, once `create_connection` has made it.
 
     `reused` says that it has served an exchange before, `since` when it was parked, `deadline` when its exchange must
-    have ended (the pool calls `fail` then), `gone` that it has left the pool, `lost` that its socket is closed.
+    have ended (the pool calls `fail` then), `gone` that it has left the pool, `lost` that its socket is closed. One to
+    an `address` that is no longer the host's is `retiring`: it serves no other exchange.
     """
 
     __slots__ = (
         "_body", "_chunked", "_done", "_fed", "_feed", "_head_only", "_headers", "_inflow", "_keep", "_loop", "_mark",
         "_named", "_parser", "_paused", "_pieces", "_poll", "_pool", "_seen", "_size", "_status", "_streaming", "_tail",
-        "_transport", "_vetted", "_waiter", "counted", "deadline", "gone", "lost", "reused", "since",
+        "_transport", "_vetted", "_waiter", "address", "counted", "deadline", "gone", "lost", "retiring", "reused",
+        "since",
     )  # fmt: skip
 
     _transport: asyncio.Transport
@@ -81,7 +83,8 @@ class Connection(asyncio.Protocol):
     def __init__(self, pool: Pool, loop: asyncio.AbstractEventLoop) -> None:
         self.deadline = inf
         self.since = 0.0
-        self.reused = self.gone = self.lost = self.counted = False
+        self.address = ""
+        self.reused = self.retiring = self.gone = self.lost = self.counted = False
         self._pool = pool
         self._loop = loop
         self._waiter: Waiter | None = None
@@ -329,7 +332,7 @@ class Connection(asyncio.Protocol):
             self._announce(inflow)
         elif not waiter.done():
             waiter.set_result(HttpResponse(self._status, tuple(self._headers), bytes(self._body)))
-        if not self._keep or self._transport.get_write_buffer_size():
+        if not self._keep or self.retiring or self._transport.get_write_buffer_size():
             self.drop()
             return
         if self._head_only:

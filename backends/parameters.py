@@ -17,7 +17,8 @@ STATEFUL = frozenset({"sequence_id", "sequence_start", "sequence_end"})
 
 _UNSIGNED = "an integer from 0 to 2^64 - 1"
 _FLAG = "true or false"
-_RESERVED = {
+# Parameters that mean something to us or to Triton, and what each must be.
+RESERVED = {
     "timeout": _UNSIGNED, "priority": _UNSIGNED, "binary_data_size": _UNSIGNED, "sequence_start": _FLAG,
     "sequence_end": _FLAG, "binary_data": _FLAG, "binary_data_output": _FLAG,
     "sequence_id": f"{_UNSIGNED}, or a string",
@@ -30,7 +31,7 @@ def check_parameters(parameters: Mapping[str, Any]) -> None:
         number = isinstance(value, int) and not isinstance(value, bool)
         if number and not -(1 << 63) <= value < 1 << 64:
             raise BadRequest(f"parameter {shown(name)}: expected an integer of at most 64 bits, got {shown(value)}")
-        expected = _RESERVED.get(name)
+        expected = RESERVED.get(name)
         if expected is None:
             continue
         fits = isinstance(value, bool) if expected is _FLAG else number and value >= 0

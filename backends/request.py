@@ -135,6 +135,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     `deadline` is in seconds on the injected clock. `headers` are those that the backend is meant to see. `span` is the
     trace span that the next hop is a child of, None where nothing is recorded. `origins` has one entry a caller.
+    `arrival` is what the edge knows of the call beyond this, for its span alone: an ASGI scope, a gRPC context.
     """
 
     model: str
@@ -145,6 +146,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     span: Any = None
     origins: tuple[Origin, ...] = ()
+    arrival: Any = None
 
     @property
     def infer(self) -> Infer:
@@ -157,7 +159,8 @@ class Hop(msgspec.Struct, frozen=True):
 
     `deferred` counts the rows that the tier was asked for and did not accept, `unscored` those of them whose confidence
     could not be told. `queued` and `service` are seconds;
-    `service` is the whole upstream call of the batch, which several callers may share.
+    `service` is the whole upstream call of the batch, which several callers may share. `retries` counts the endpoints
+    that did not take the call before this one did.
     """
 
     tier: str
@@ -170,6 +173,7 @@ class Hop(msgspec.Struct, frozen=True):
     queued: float = 0.0
     service: float = 0.0
     reason: str = ""
+    retries: int = 0
 
 
 Trail = tuple[Hop, ...]
@@ -199,6 +203,8 @@ class Relay(msgspec.Struct, frozen=True):
 class Reply(msgspec.Struct, frozen=True):
     """An answer and how it came about: the `policy` version and the `arm` it was made under, and whether a cache was
     asked.
+
+    `degraded` says what stood in for the route's own answer; empty where nothing did.
     """
 
     body: Answer | Relay
@@ -206,6 +212,7 @@ class Reply(msgspec.Struct, frozen=True):
     policy: str = ""
     arm: str = ""
     cacheable: bool = False
+    degraded: str = ""
 
     @property
     def answer(self) -> Answer:

@@ -27,7 +27,9 @@ def count(infer: Infer) -> int | None:
     if not heads or not heads[0].shape:
         return None
     rows = heads[0].shape[0]
-    if rows > MAX_ROWS or any(not head.shape or head.shape[0] != rows for head in heads):
+    if rows > MAX_ROWS:
+        return None
+    if len(heads) > 1 and any(not head.shape or head.shape[0] != rows for head in heads):
         return None
     return None if STATEFUL & infer.parameters.keys() else rows
 
@@ -35,9 +37,9 @@ def count(infer: Infer) -> int | None:
 def signature(infer: Infer) -> Hashable:
     """What must be equal for two calls to share a batch: inputs but for their rows, parameters, requested outputs."""
     return (
-        tuple(sorted((h.name, h.datatype, h.shape[1:], significant(h.parameters)) for h in infer.inputs.heads)),
+        tuple(sorted([(h.name, h.datatype, h.shape[1:], significant(h.parameters)) for h in infer.inputs.heads])),
         significant(infer.parameters),
-        tuple(sorted((o.name, significant(o.parameters)) for o in infer.outputs)),
+        tuple(sorted([(o.name, significant(o.parameters)) for o in infer.outputs])) if infer.outputs else (),
     )
 
 

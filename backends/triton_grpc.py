@@ -25,11 +25,13 @@ import math
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextvars import Context
+from functools import partial
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
+from backends.addresses import Resolve
 from backends.errors import (
     BackendFailed,
     BadReply,
@@ -40,14 +42,18 @@ from backends.errors import (
     Unreachable,
     Unsupported,
 )
+from backends.grpc_channels import Channels, Line, Options
 from backends.kserve_grpc import metadata, read_reply, write_request
 from backends.proto import kserve_pb2 as pb
 from backends.proto import wire
-from backends.request import Infer, Relay, Reply, Request, RpcCall
+from backends.request import HttpCall, Relay, Reply, Request, RpcCall
 
 _SERVICE = "/inference.GRPCInferenceService"
 
-_NEVER_SENT = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed", "empty address list")
+_NEVER_SENT = (
+    "failed to connect to all addresses", "connections to all backends failing", "errors resolving",
+    "DNS resolution failed", "empty address list",
+)  # fmt: skip
 _LOST = re.compile(
     r"socket closed|stream removed|connection (reset|timed out|aborted)|broken pipe|goaway|(watchdog|ping) timeout"
     r"|transport (is )?clos|endpoint clos",
@@ -66,39 +72,52 @@ class TritonGrpc:
 
     `address` is `host:port`. The channel is made by the first call, in its event loop: gRPC must not exist before a
     fork. `connect_timeout` is in seconds; `max_message_bytes` bounds what is received. Safe for any number of calls at
-    once. A caller's cancellation cancels its call, at the backend too.
+    once. A caller's cancellation cancels its call, at the backend too. Without `resolve` gRPC looks names up itself.
     """
 
     def __init__(
-        self, address: str, *, now: Callable[[], float], connect_timeout: float, max_message_bytes: int
+        self,
+        address: str,
+        *,
+        now: Callable[[], float],
+        connect_timeout: float,
+        max_message_bytes: int,
+        resolve: Resolve | None = None,
     ) -> None:
         self._address = address
         self._now = now
         self._connect_timeout = connect_timeout
         self._max_message_bytes = max_message_bytes
-        self._channel: Any = None
-        self._infer: Any = None
-        self._settling: asyncio.Task[None] | None = None
-        self._closed = False
+        self._channels = Channels(address, self._connect, now, resolve)
 
     async def __call__(self, request: Request, /) -> Reply:
         content = request.content
-        if isinstance(content, Infer):
-            await self._connected(request.deadline)
+        if isinstance(content, HttpCall):
+            raise Unsupported(f"backend {self._address}: an HTTP call cannot be relayed over gRPC")
+        line = self._channels.line or await self._opened(request.deadline)
+        line.calls += 1
+        try:
+            await self._connected(line, request.deadline)
+            if isinstance(content, RpcCall):
+                return Reply(await self._relay(line, content, request))
             message = write_request(request.model, request.version, content)
-            return Reply(read_reply(await self._unary(self._infer, message, request.deadline, request.headers.items())))
-        if isinstance(content, RpcCall):
-            await self._connected(request.deadline)
-            return Reply(await self._relay(content, request))
-        raise Unsupported(f"backend {self._address}: an HTTP call cannot be relayed over gRPC")
+            answer = await self._unary(line, line.infer, message, request.deadline, request.headers.items())
+            return Reply(read_reply(answer))
+        finally:
+            line.leave()
 
     async def unready(self, model: str, deadline: float, headers: Mapping[str, str]) -> str:
         """Why the server, or `model` on it, is not ready, by `deadline`; empty where it is."""
         method, field = ("ModelReady", wire.text(1, model)) if model else ("ServerReady", b"")
         try:
-            await self._connected(deadline)
-            call = self._channel.unary_unary(f"{_SERVICE}/{method}")
-            reply = await self._unary(call, field, deadline, headers.items())
+            line = self._channels.line or await self._opened(deadline)
+            line.calls += 1
+            try:
+                await self._connected(line, deadline)
+                call = line.channel.unary_unary(f"{_SERVICE}/{method}")
+                reply = await self._unary(line, call, field, deadline, headers.items())
+            finally:
+                line.leave()
             # ModelReady's reply has the same field.
             return "" if pb.ServerReadyResponse.FromString(reply).ready else f"{method} answered no"
         except Failure as failure:
@@ -106,33 +125,47 @@ class TritonGrpc:
         except DecodeError:
             return f"{method} answered nonsense"
 
+    def refresh(self) -> None:
+        """Asks anew, in the background, what the host's name stands for, where the last answer is old."""
+        self._channels.refresh()
+
     async def close(self) -> None:
         """Ends all calls, which fail as lost. Later ones are refused as unreachable."""
-        self._closed = True
-        if self._settling is not None:
-            self._settling.cancel()
-        if self._channel is not None:
-            await self._channel.close()
+        await self._channels.close()
 
-    async def _connected(self, deadline: float) -> None:
+    def _connect(self, target: str, options: Options) -> Any:
+        return grpc.aio.insecure_channel(target, options=self._options() + options)
+
+    async def _opened(self, deadline: float) -> Line:
+        """A channel where there is none."""
+        try:
+            async with asyncio.timeout(self._patience(deadline)):
+                return await self._channels.open()
+        except TimeoutError:
+            self._left(deadline)
+            raise Unreachable(f"backend {self._address}: no address within {self._connect_timeout:g} s") from None
+        except (OSError, UnicodeError) as error:
+            raise Unreachable(f"backend {self._address}: {getattr(error, 'strerror', None) or error}") from None
+
+    async def _connected(self, line: Line, deadline: float) -> None:
         """Returns when a call would be sent, or fail, at once."""
         self._left(deadline)
-        if self._closed:
+        if self._channels.closed:
             raise Unreachable(f"backend {self._address}: the client is closed")
-        if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(self._address, options=self._options())
-            self._infer = self._channel.unary_unary(f"{_SERVICE}/ModelInfer")
-        if self._channel.get_state(try_to_connect=True) in _SETTLED:
+        if line.channel.get_state(try_to_connect=True) in _SETTLED:
             return
         # One watcher for all: a watch on a channel cannot be taken back.
-        if self._settling is None or self._settling.done():
-            self._settling = asyncio.create_task(_settled(self._channel), context=Context())
-        done, _ = await asyncio.wait({self._settling}, timeout=min(self._connect_timeout, deadline - self._now()))
-        if self._closed:
+        if line.settling is None or line.settling.done():
+            line.settling = asyncio.create_task(_settled(line.channel), context=Context())
+        done, _ = await asyncio.wait({line.settling}, timeout=self._patience(deadline))
+        if self._channels.closed:
             raise Unreachable(f"backend {self._address}: the client is closed")
         if not done:
             self._left(deadline)
             raise Unreachable(f"backend {self._address}: no connection within {self._connect_timeout:g} s")
+
+    def _patience(self, deadline: float) -> float:
+        return min(self._connect_timeout, deadline - self._now())
 
     def _left(self, deadline: float) -> float | None:
         """Seconds until `deadline`, None where there is none."""
@@ -143,19 +176,21 @@ class TritonGrpc:
             raise Expired("backend")
         return left
 
-    async def _unary(self, method: Any, message: bytes, deadline: float, headers: Iterable[tuple[str, Any]]) -> bytes:
+    async def _unary(
+        self, line: Line, method: Any, message: bytes, deadline: float, headers: Iterable[tuple[str, Any]]
+    ) -> bytes:
         call = method(message, timeout=self._left(deadline), metadata=metadata(headers), wait_for_ready=False)
         try:
             reply: bytes = await call
         except grpc.aio.AioRpcError as error:
-            raise self._failure(error.code(), error.details()) from None
+            raise self._failure(line, error.code(), error.details()) from None
         except asyncio.CancelledError:
             if _cancelled():
                 raise
             raise ConnectionLost(f"backend {self._address}: the client was closed during the call") from None
         return reply
 
-    async def _relay(self, content: RpcCall, request: Request) -> Relay:
+    async def _relay(self, line: Line, content: RpcCall, request: Request) -> Relay:
         """Relays as a stream both ways, which is what a unary call is too as soon as it is on the wire.
 
         Returns with the first message, or at the end where there is none, so that a call which fails at once fails
@@ -164,10 +199,12 @@ class TritonGrpc:
         headers = metadata(
             (*((k, v) for k, v in content.metadata if k not in request.headers), *request.headers.items())
         )
-        call = self._channel.stream_stream(content.method)(
+        call = line.channel.stream_stream(content.method)(
             timeout=self._left(request.deadline), metadata=headers, wait_for_ready=False
         )
-        chunks = _Chunks(call, content.messages, self._failure, self._address)
+        line.calls += 1
+        call.add_done_callback(lambda _: line.leave())
+        chunks = _Chunks(call, content.messages, partial(self._failure, line), self._address)
         try:
             await chunks.begin()
             initial = await call.initial_metadata()
@@ -176,7 +213,7 @@ class TritonGrpc:
             raise
         return Relay(200, tuple((k.encode(), _bytes(v)) for k, v in metadata(initial)), chunks)
 
-    def _failure(self, code: grpc.StatusCode, details: str | None) -> Failure:
+    def _failure(self, line: Line, code: grpc.StatusCode, details: str | None) -> Failure:
         """What a failed call means."""
         text = " ".join((details or "").split())[:_MAX_MESSAGE]
         where = f"backend {self._address}: {text}"
@@ -187,14 +224,14 @@ class TritonGrpc:
         if code is grpc.StatusCode.UNAVAILABLE:
             if _BUSY.search(text):
                 return Rejected(where)
-            connected = self._channel.get_state() is grpc.ChannelConnectivity.READY
+            connected = line.channel.get_state() is grpc.ChannelConnectivity.READY
             if text.startswith(_NEVER_SENT) and not connected:
                 return Unreachable(where)
             if _LOST.search(text):
                 return ConnectionLost(where)
         return BackendFailed(text or f"the backend answered {code.name} without a message", code.value[0], grpc=True)
 
-    def _options(self) -> list[tuple[str, int | str]]:
+    def _options(self) -> Options:
         return [
             ("grpc.max_receive_message_length", self._max_message_bytes),
             # What we send was bounded when it came in, and how much it may be merged to is the batch's business.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from urllib.parse import quote
 
 import msgspec
@@ -44,13 +45,14 @@ class TritonHttp:
             return failure.message
         return "" if response.status == 200 else f"{target} answered {response.status}"
 
+    def refresh(self) -> None:
+        self._client.refresh()
+
     async def close(self) -> None:
         await self._client.close()
 
     async def _infer(self, request: Request, infer: Infer) -> Reply:
-        target = f"/v2/models/{quote(request.model, safe='')}"
-        if request.version:
-            target += f"/versions/{quote(request.version, safe='')}"
+        target = _infer_target(request.model, request.version)
         header_length, parts = write_request(infer)
         headers = _encoded(request.headers)
         if header_length is None:
@@ -59,7 +61,7 @@ class TritonHttp:
             headers.append((b"content-type", b"application/octet-stream"))
             headers.append((b"inference-header-content-length", b"%d" % header_length))
         body: bytes | Sequence[Bytes] = parts[0] if len(parts) == 1 and isinstance(parts[0], bytes) else parts
-        response = await self._client.request("POST", target + "/infer", headers, body, deadline=request.deadline)
+        response = await self._client.request("POST", target, headers, body, deadline=request.deadline)
         if response.status != 200:
             if response.status >= 500:
                 # Triton answers 500 to data that does not fit its shape. A body that went unread is read now: what
@@ -77,6 +79,12 @@ class TritonHttp:
         headers += [(name, value) for name, value in call.headers if name not in named]
         stream = await self._client.stream(call.method, call.target, headers, call.body, deadline=request.deadline)
         return Reply(Relay(stream.status, stream.headers, stream))
+
+
+@lru_cache(512)
+def _infer_target(model: str, version: str) -> str:
+    path = f"/v2/models/{quote(model, safe='')}"
+    return f"{path}/versions/{quote(version, safe='')}/infer" if version else f"{path}/infer"
 
 
 def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:

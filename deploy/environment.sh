@@ -1,5 +1,6 @@
 #!/bin/sh
 # Headrace's own virtual environment, for work on it and for the demo: environment.sh DIRECTORY
+# What the tests need beside it, and the demo does not: environment.sh redis
 # What Debian and Ubuntu ship apart from Python is installed where we may, and named where we may not.
 set -eu
 
@@ -19,6 +20,12 @@ need() {
         exit 1
     fi
 }
+
+if [ "$venv" = redis ]; then
+    # The program is in redis-tools, under a second name; the package redis-server would add a service to the system.
+    command -v redis-server >/dev/null || command -v redis-check-rdb >/dev/null || need redis-tools "redis-server"
+    exit
+fi
 
 python=
 for candidate in ${PYTHON:-} python3.11 python3.12 python3; do

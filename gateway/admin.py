@@ -2,18 +2,23 @@
 
 GET /                 what there is to ask
 GET /backends         endpoints with readiness, protocol and calls in the air; queues
+GET /cache            the Redis that caches share, where there is one: up, else why not; rows it did not take
 GET /policy           effective values of the policy in force, why the last one was refused, versions before it
 POST /policy          puts the policy of the body (YAML) in force, or says all that is wrong with it; ?force=true takes
                       it although new endpoints are not ready
 POST /policy/rollback puts the policy in force that was before this one
-GET /traces           ids of recent traces, the last one first
+GET /traces           ids of recent traces, the last one first; ?ended=true with the time of their end
 GET /traces/{id}      one trace as a list of spans; `last` is the last one
 GET /livez /readyz
+
+Of several workers the first answers for all (`gateway/joined.py`): sums, unions, metrics with a label `worker`; GET
+/policy has also the versions that the `workers` have in force.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Awaitable, Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +34,7 @@ from policies.spec import Secret
 
 if TYPE_CHECKING:
     from gateway.app import Gateway
+    from gateway.joined import Joined, Said
 
 
 def admin(gateway: Gateway) -> Starlette:
@@ -40,6 +46,9 @@ def admin(gateway: Gateway) -> Starlette:
     async def backends(_: Request) -> Response:
         return _json(gateway.backends())
 
+    async def cache(_: Request) -> Response:
+        return _json(gateway.cache())
+
     async def policy(_: Request) -> Response:
         history = [before.version for before in gateway.reload.history]
         return _json({**plain(gateway.policy), "refused": gateway.reload.refused, "history": history})
@@ -50,12 +59,13 @@ def admin(gateway: Gateway) -> Starlette:
             candidate = parse(text, request.query_params.get("file", "policy"), os.environ)
             # Listeners are the process's; what a file says of them was overruled by flags, perhaps.
             candidate = replace(candidate, listen=gateway.policy.listen)
-            await gateway.apply(candidate, force=request.query_params.get("force") == "true")
+            changed = await gateway.apply(candidate, force=request.query_params.get("force") == "true")
         except UnicodeDecodeError:
             return _json({"error": "expected a policy in UTF-8"}, 400)
         except PolicyError as error:
             return _json({"error": "policy refused", "problems": [str(problem) for problem in error.problems]}, 400)
-        return _json({"version": gateway.policy.version})
+        # The text that is in force already is no news, and leaves nothing to roll back.
+        return _json({"version": gateway.policy.version}, headers={"headrace-changed": str(changed).lower()})
 
     async def rollback(_: Request) -> Response:
         try:
@@ -64,8 +74,11 @@ def admin(gateway: Gateway) -> Starlette:
             return _json({"error": str(error.problems[0])}, 409)
         return _json({"version": gateway.policy.version})
 
-    async def traces(_: Request) -> Response:
-        return _json(gateway.tracing.recent.ids())
+    async def traces(request: Request) -> Response:
+        recent = gateway.tracing.recent
+        if request.query_params.get("ended") == "true":
+            return _json([{"trace_id": trace, "end_unix_ns": end} for trace, end in recent.ended()])
+        return _json(recent.ids())
 
     async def trace(request: Request) -> Response:
         wanted = request.path_params["id"]
@@ -79,24 +92,61 @@ def admin(gateway: Gateway) -> Starlette:
             return _json({"error": f"no trace {wanted[:64]!r} among the recent ones"}, 404)
         return _json({"trace_id": wanted, "spans": spans})
 
-    async def live(_: Request) -> Response:
-        return Response(status_code=200)
-
     async def ready(_: Request) -> Response:
         return Response(status_code=200 if gateway.ready() else 503)
 
     routes = [
         Route("/", index),
         Route("/backends", backends),
+        Route("/cache", cache),
         Route("/policy", policy, methods=["GET"]),
         Route("/policy", apply, methods=["POST"]),
         Route("/policy/rollback", rollback, methods=["POST"]),
         Route("/traces", traces),
         Route("/traces/{id}", trace),
-        Route("/livez", live),
+        Route("/livez", _live),
         Route("/readyz", ready),
     ]
     return Starlette(routes=routes)
+
+
+def joined_admin(gateway: Gateway, joined: Joined) -> Starlette:
+    """The admin application of all workers."""
+
+    def answered(ask: Callable[[Request], Awaitable[Said]]) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            said = await ask(request)
+            incomplete = {"headrace-incomplete": "; ".join(said.missing)} if said.missing else None
+            return _json(said.value, said.status, incomplete)
+
+        return answer
+
+    async def index(_: Request) -> Response:
+        return _json({"headrace": {"policy": gateway.policy.version}, "paths": [route.path for route in routes]})
+
+    async def apply(request: Request) -> Said:
+        return await joined.apply(await request.body(), request.query_params)
+
+    async def ready(_: Request) -> Response:
+        return Response(status_code=200 if await joined.ready() else 503)
+
+    routes = [
+        Route("/", index),
+        Route("/backends", answered(lambda _: joined.backends())),
+        Route("/policy", answered(lambda _: joined.policy()), methods=["GET"]),
+        Route("/policy", answered(apply), methods=["POST"]),
+        Route("/policy/rollback", answered(lambda _: joined.rollback()), methods=["POST"]),
+        Route("/traces", answered(lambda _: joined.traces())),
+        Route("/traces/{id}", answered(lambda request: joined.trace(request.path_params["id"]))),
+        Route("/livez", _live),
+        Route("/readyz", ready),
+    ]
+    return Starlette(routes=routes)
+
+
+def own(gateway: Gateway) -> Starlette:
+    """What one worker of several answers for itself, on its Unix socket: its admin application and its metrics."""
+    return Starlette(routes=[*admin(gateway).routes, *metrics_page(gateway.metrics).routes])
 
 
 def metrics_page(metrics: Metrics) -> Starlette:
@@ -104,6 +154,15 @@ def metrics_page(metrics: Metrics) -> Starlette:
 
     async def page(_: Request) -> Response:
         return Response(metrics.text(), media_type=None, headers={"content-type": CONTENT_TYPE})
+
+    return Starlette(routes=[Route("/metrics", page)])
+
+
+def joined_metrics(joined: Joined) -> Starlette:
+    """The application of the metrics port of all workers."""
+
+    async def page(_: Request) -> Response:
+        return Response(await joined.metrics(), media_type=None, headers={"content-type": CONTENT_TYPE})
 
     return Starlette(routes=[Route("/metrics", page)])
 
@@ -121,5 +180,9 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _json(value: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
+async def _live(_: Request) -> Response:
+    return Response(status_code=200)
+
+
+def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")

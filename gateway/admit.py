@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from backends.errors import Expired, Rejected, Unreachable
 from backends.request import Relay, Reply, Request, Service, replace
 from backends.stream import Watched
+from gateway.deadline import Deadlines
 from policies import Policy
 
 # Inner stages know better where a request is and say so; the door's own timer is there for what they miss.
@@ -52,6 +52,7 @@ class Admit:
         self._timeouts = {name: route.timeout for name, route in policy.routes.items() if route.timeout is not None}
         self._in_flight = in_flight
         self._now = now
+        self._deadlines = Deadlines(now)
 
     async def __call__(self, request: Request, /) -> Reply:
         now = self._now()
@@ -64,8 +65,10 @@ class Admit:
         self._in_flight.count += 1
         streams = False
         try:
-            async with asyncio.timeout(deadline - now + _GRACE_SECONDS if deadline < math.inf else None):
-                reply = await self._inner(replace(request, deadline=deadline))
+            with self._deadlines.until(deadline + _GRACE_SECONDS):
+                reply = await self._inner(
+                    request if deadline == request.deadline else replace(request, deadline=deadline)
+                )
             if isinstance(reply.body, Relay) and not isinstance(reply.body.body, bytes):
                 chunks = Watched(reply.body.body, self._left)
                 reply = replace(reply, body=replace(reply.body, body=chunks))

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import random
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,18 +25,21 @@ import uvloop
 from backends.errors import Failure
 from backends.request import Reply, Request, Service
 from gateway import respond
-from gateway.admin import admin, metrics_page
+from gateway.admin import admin, joined_admin, joined_metrics, metrics_page, own
 from gateway.body import Bodies
 from gateway.connect import Connect
 from gateway.grpc import GrpcEdge
 from gateway.http import HttpEdge
+from gateway.http1 import Http1Server
+from gateway.joined import Joined, clients
 from gateway.metrics import Metrics
 from gateway.probe import Probing
 from gateway.reload import Reload, Snapshot
-from gateway.server import HttpServer
+from gateway.server import Asgi, HttpServer
 from gateway.stack import Things, Tools, build
 from gateway.telemetry import Tracing
 from gateway.watch import Watch
+from gateway.workers import ALONE, Worker, scarce, share
 from policies import Policy, PolicyError
 from policies.spec import Address
 
@@ -48,26 +52,34 @@ _CLOSE_SECONDS = 2
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the policy comes from: how it is read (command-line flags included), and from which files."""
+    """Where the policy comes from: how it is read (flags included), and whether its files say something else now."""
 
     load: Callable[[], Policy]
-    files: Callable[[], Iterable[Path]]
+    changed: Callable[[], bool]
 
 
 class Gateway:
-    """One process's gateway. `tentative_grpc` says that gRPC addresses were guessed and are used once they answer."""
+    """One process's gateway. `tentative_grpc` says that gRPC addresses were guessed and are used once they answer.
 
-    def __init__(self, policy: Policy, *, tentative_grpc: bool = False) -> None:
+    Of several workers each puts its share of a policy in force; what is shown and compared is the whole.
+    """
+
+    def __init__(self, policy: Policy, *, tentative_grpc: bool = False, worker: Worker = ALONE) -> None:
         self._now = time.monotonic
-        telemetry = policy.telemetry
+        self._worker = worker
+        self._scarce: set[str] = set()
+        self._joined: Joined | None = None
+        telemetry = self._share(policy).telemetry
         self.tracing = Tracing(per_second=telemetry.traces_per_second, keep=telemetry.traces_kept, now=self._now)
         self.metrics = Metrics()
         self.metrics.watch_in_flight(lambda: self._things.in_flight.count)
-        self._tools = Tools(self._now, self.tracing, self.metrics, Connect(self._now, tentative_grpc))
+        self.metrics.watch_stores(lambda: [(s.name, s.up, s.dropped) for _, s in filter(None, [self._things.redis])])
+        connect = Connect(self._now, tentative_grpc)
+        self._tools = Tools(self._now, self.tracing, self.metrics, connect, random.Random())
         self.reload = Reload(self._snapshot(policy, Things()), self._snapshot)
         self._in_force()
         self._probing = Probing(lambda: self._things.all_endpoints(), self.metrics)
-        self._servers: list[HttpServer] = []
+        self._servers: list[HttpServer | Http1Server] = []
         self._open = False
         self._grpc: GrpcEdge | None = None
         self.addresses: dict[str, Address] = {}
@@ -108,29 +120,39 @@ class Gateway:
             }
         return known
 
+    def cache(self) -> dict[str, Any]:
+        """What is known of the store that caches share, if there is one."""
+        if self._things.redis is None:
+            return {}
+        _, store = self._things.redis
+        return {"redis": {"address": store.name, "up": store.up, "reason": store.reason, "dropped_rows": store.dropped}}
+
     async def start(self) -> None:
         """Opens every port of the policy. Raises OSError, naming the listener and its address, where one is taken."""
+        self._things.start()
         await self._probing.start()
         listen = self.policy.listen
         edge = HttpEdge(
             self._service("http"),
             now=self._now,
-            bodies=Bodies(lambda: self.policy.limits, self._things.in_flight),
+            bodies=Bodies(lambda: self._own.limits, self._things.in_flight),
             ready=self.ready,
             decision_headers=respond.decision_headers,
             refused=partial(self._refused, "http"),
             report=self._report,
         )
-        applications = (
-            ("http", listen.http, edge),
-            ("metrics", listen.metrics, metrics_page(self.metrics)),
-            ("admin", listen.admin, admin(self)),
-        )
-        for name, address, application in applications:
-            if address is not None:
-                server = HttpServer(application, address, _CLOSE_SECONDS)
-                await _started(name, server.start())
-                self._servers.append(server)
+        shared = self._worker.count > 1
+        for name, address, application in self._applications(edge):
+            server: HttpServer | Http1Server
+            if name == "http":
+                server = Http1Server(
+                    application, address, _CLOSE_SECONDS, now=self._now, report=self._report, shared=shared
+                )
+            else:
+                server = HttpServer(application, address, _CLOSE_SECONDS, shared=shared)
+            await _started(name, server.start())
+            self._servers.append(server)
+            if isinstance(address, Address):
                 self.addresses[name] = replace(address, port=server.port)
         if listen.grpc is not None:
             self._grpc = GrpcEdge(
@@ -142,14 +164,36 @@ class Gateway:
                 decision_headers=respond.decision_headers,
                 refused=partial(self._refused, "grpc"),
                 report=self._report,
+                shared=shared,
             )
             port = await _started("grpc", self._grpc.start([str(listen.grpc)]))
             self.addresses["grpc"] = replace(listen.grpc, port=port)
         self._open = True
+        self._worker.up()
         _log.info(
             "headrace is up",
             extra={"fields": {"policy": self.policy.version, **{k: str(v) for k, v in self.addresses.items()}}},
         )
+
+    def _applications(self, edge: HttpEdge) -> Iterator[tuple[str, Address | Path, Asgi]]:
+        """Every application with the name of its listener, and where it is served."""
+        listen, worker = self.policy.listen, self._worker
+        if listen.http is not None:
+            yield "http", listen.http, edge
+        if worker.count > 1:
+            yield "worker", worker.socket_of(worker.index), own(self)
+        if worker.index > 0:
+            return
+        if worker.count > 1:
+            self._joined = Joined(clients(worker))
+        if listen.metrics is not None:
+            yield (
+                "metrics",
+                listen.metrics,
+                joined_metrics(self._joined) if self._joined else metrics_page(self.metrics),
+            )
+        if listen.admin is not None:
+            yield "admin", listen.admin, joined_admin(self, self._joined) if self._joined else admin(self)
 
     async def close(self) -> None:
         """Not ready at once; new requests refused, and those in flight answered; then everything closed."""
@@ -163,22 +207,28 @@ class Gateway:
         if self._grpc is not None:
             closing.append(self._grpc.stop(_CLOSE_SECONDS))
         await asyncio.gather(*closing)
+        if self._joined is not None:
+            await self._joined.close()
         await self._probing.close()
         await self.reload.close()
         await self._things.close()
         self.tracing.close()
 
-    async def apply(self, policy: Policy, *, force: bool = False) -> None:
-        """Puts another policy in force. Raises PolicyError, and the old one stays."""
+    async def apply(self, policy: Policy, *, force: bool = False) -> bool:
+        """Puts another policy in force; False where it is already. Raises PolicyError, and the old one stays."""
         with self._counted():
-            if await self.reload.apply(policy, force=force):
+            changed = await self.reload.apply(policy, force=force)
+            if changed:
                 self._in_force()
+                self._things.start()
+        return changed
 
     async def rollback(self) -> None:
         """Puts the policy before this one in force. Raises PolicyError where there is none."""
         with self._counted():
             await self.reload.rollback()
             self._in_force()
+            self._things.start()
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -190,11 +240,20 @@ class Gateway:
         self.metrics.reloaded("applied")
 
     def _in_force(self) -> None:
+        self._own = self._share(self.policy)
         self.metrics.policy(self.policy.version)
-        self.tracing.per_second = self.policy.telemetry.traces_per_second
+        self.tracing.per_second = self._own.telemetry.traces_per_second
+        if self._worker.index == 0:
+            now_scarce = scarce(self.policy, self._worker.count)
+            for name in sorted(now_scarce - self._scarce):
+                _log.warning("fewer slots than workers: each worker takes one", extra={"fields": {"backend": name}})
+            self._scarce |= now_scarce
+
+    def _share(self, policy: Policy) -> Policy:
+        return share(policy, self._worker.index, self._worker.count)
 
     def _snapshot(self, policy: Policy, things: Things) -> Snapshot:
-        return Snapshot(policy, build(policy, things, self._tools), things)
+        return Snapshot(policy, build(self._share(policy), things, self._tools), things)
 
     def _service(self, protocol: str) -> Service:
         async def current(request: Request, /) -> Reply:
@@ -228,28 +287,38 @@ async def _started(name: str, starting: Any) -> Any:
         raise OSError(error.errno, f"listener '{name}': {error.strerror or error}") from None
 
 
-def run(policy: Policy, source: Source | None = None, *, tentative_grpc: bool = False) -> None:
+def run(policy: Policy, source: Source | None = None, *, tentative_grpc: bool = False, worker: Worker = ALONE) -> None:
     """Serves `policy` until SIGTERM or SIGINT, and what `source` says later. Raises OSError where a port is taken."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(policy, source, tentative_grpc))
+        runner.run(_serve(policy, source, tentative_grpc, worker))
 
 
-async def _serve(policy: Policy, source: Source | None, tentative_grpc: bool) -> None:
+async def _serve(policy: Policy, source: Source | None, tentative_grpc: bool, worker: Worker) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    gateway = Gateway(policy, tentative_grpc=tentative_grpc)
+    if worker.count > 1:
+
+        def orphaned() -> None:
+            loop.remove_reader(worker.lifeline)
+            stop.set()
+
+        loop.add_reader(worker.lifeline, orphaned)
+    gateway = Gateway(policy, tentative_grpc=tentative_grpc, worker=worker)
     watch: Watch | None = None
     try:
         await gateway.start()
         if source is not None:
-            watch = Watch(source.files, partial(_reload, gateway, source))
+            watch = Watch(source.changed, partial(_reload, gateway, source))
             watch.start()
             loop.add_signal_handler(signal.SIGHUP, _in_background(partial(_reload, gateway, source)))
         # What exists now lives as long as the process: the collector need not walk it for every request's garbage.
         gc.collect()
         gc.freeze()
+        # A request leaves no cycles behind (tests/unit/gateway/test_garbage.py); a young generation that holds all that
+        # are in flight is not walked again and again for nothing.
+        gc.set_threshold(50_000, 10, 10)
         await stop.wait()
         _log.info("draining", extra={"fields": {"in_flight": gateway._things.in_flight.count}})
     finally:

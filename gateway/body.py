@@ -10,7 +10,7 @@ from collections.abc import Callable
 from backends.errors import BadRequest, SlowCaller, TooLarge, UnknownEncoding
 from backends.tensor import shown
 from gateway.admit import InFlight
-from gateway.server import Receive
+from gateway.server import WHOLE, Receive, Scope
 from policies.spec import Limits
 
 # Longer numbers are no length; int() itself refuses them only from 4,300 digits on.
@@ -24,9 +24,9 @@ class Bodies:
         self._limits = limits
         self._in_flight = in_flight
 
-    async def decoded(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+    async def decoded(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         """The body, decompressed where it is gzip or deflate."""
-        body = await self.read(headers, receive)
+        body = await self.read(scope, headers, receive)
         encoding = headers.get(b"content-encoding", b"identity").strip().lower()
         if encoding == b"identity":
             return body
@@ -36,9 +36,13 @@ class Bodies:
             )
         return _inflated(body, encoding.decode(), self._limits().body_bytes)
 
-    async def read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+    async def read(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         """The body as it came. Raises TooLarge before it is read, or while; SlowCaller where it takes too long."""
         limits = self._limits()
+        whole: bytes | None = scope[WHOLE]() if WHOLE in scope else None
+        if whole is not None and len(whole) <= limits.body_bytes:
+            self._in_flight.check(limits.in_flight)
+            return whole
         length = headers.get(b"content-length")
         if length is not None and NUMBER.fullmatch(length) and int(length) > limits.body_bytes:
             raise TooLarge(f"request body: expected at most {limits.body_bytes} bytes, got {int(length)}")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 from urllib.parse import urlsplit
 
 import typer
@@ -31,6 +33,9 @@ app.add_typer(trace_app, name="trace")
 app.add_typer(policy_commands.app, name="policy")
 app.add_typer(bench_command.app, name="bench")
 
+# More than the cores of large machines, far below where the slots of any policy would go round.
+_MAX_WORKERS = 256
+
 Listener = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Listen here instead; 'off' for not at all.")]
 
 
@@ -50,12 +55,19 @@ def serve(
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_format: Annotated[str, typer.Option(help="json or text; default: text on a terminal.")] = "",
     access_log: Annotated[bool | None, typer.Option(help="One line a request; overrides the policy.")] = None,
+    workers: Annotated[
+        int, typer.Option(metavar="N", help="Processes that share the ports, and the policy's slots and limits.")
+    ] = 1,
 ) -> None:
     """Serve a policy, or proxy one server."""
     if log_level not in ("debug", "info", "warning", "error"):
         _die(f"--log-level: expected debug, info, warning or error, got '{log_level}'")
     if log_format not in ("", "json", "text"):
         _die(f"--log-format: expected json or text, got '{log_format}'")
+    if not 1 <= workers <= _MAX_WORKERS:
+        _die(f"--workers: expected 1 to {_MAX_WORKERS}, got {workers}")
+    if workers > 1 and sys.platform != "linux":
+        _die("--workers: expected 1, or Linux, where the system shares connections out among processes")
     if (policy_file is None) == (backend is None):
         _die("serve: expected either a policy file or --backend URL")
     flags = {"http": http, "grpc": grpc, "metrics": metrics, "admin": admin}
@@ -88,19 +100,43 @@ def serve(
             raise PolicyError([Problem(str(policy_file), 0, "listen", wrong, "restart it, or leave them as they were")])
         return overruled(fresh)
 
-    # Servers are imported by the command that serves, so that `check` answers at once.
-    from gateway.app import Source, run
     from gateway.log import configure
+    from gateway.workers import ALONE, Worker, supervise
 
-    configure(log_level, "json" if log_format == "json" or (not log_format and not sys.stderr.isatty()) else "text")
+    form: Literal["json", "text"] = (
+        "json" if log_format == "json" or (not log_format and not sys.stderr.isatty()) else "text"
+    )
+    configure(log_level, form)
+
+    def work(worker: Worker) -> None:
+        """The life of the only process, or of one worker of several."""
+        nonlocal listen
+        now_said = policy
+        if worker.count > 1:
+            configure(log_level, form, {"worker": worker.index})
+            listen = worker.listen
+            if policy_file:
+                # It may be another life, long after the command began. Whoever runs has said what is wrong with it.
+                with suppress(PolicyError):
+                    now_said = again()
+        # Servers are imported by the process that serves: `check` answers at once, and nothing of them is forked.
+        from gateway.app import Source, run
+
+        source = Source(again, files.changed) if policy_file else None
+        run(overruled(now_said), source, tentative_grpc=tentative, worker=worker)
+
+    code = 0
     try:
-        run(
-            overruled(policy),
-            Source(again, lambda: tuple(files.seen)) if policy_file else None,
-            tentative_grpc=tentative,
-        )
+        if workers == 1:
+            work(ALONE)
+        else:
+            now = time.monotonic  # noqa: TID251 - the supervisor's own: its process has no gateway/app.py
+            code = supervise(workers, listen, work, rereads=policy_file is not None, now=now)
     except OSError as error:
-        _die(f"{error.strerror or error}; see the flags --http, --grpc, --metrics, --admin")
+        reason = error.strerror or str(error)
+        _die(f"{reason}; see the flags --http, --grpc, --metrics, --admin" if "listener" in reason else reason)
+    if code:
+        raise typer.Exit(code)
 
 
 @app.command()
@@ -118,16 +154,42 @@ def check(policy_file: Annotated[Path, typer.Argument(metavar="POLICY", help="Th
 
 
 @app.command()
-def explain(policy_file: Annotated[Path, typer.Argument(metavar="POLICY", help="The policy, a YAML file.")]) -> None:
+def explain(
+    policy_file: Annotated[Path, typer.Argument(metavar="POLICY", help="The policy, a YAML file.")],
+    live: Annotated[
+        bool, typer.Option("--live", help="Ask its servers, too; exit code 1 where they and the policy disagree.")
+    ] = False,
+) -> None:
     """Print every value that a policy puts in effect, and the line that it comes from."""
     from gateway.tools.explain import tree
     from policies.explain import explain as explained
 
     try:
         root = explained(Files().text(policy_file), str(policy_file), os.environ)
+        policy = load(policy_file, os.environ) if live else None
     except PolicyError as error:
         _die(str(error), code=1)
     _print_wide(tree(root))
+    if policy is not None:
+        _explain_live(policy)
+
+
+def _explain_live(policy: Policy) -> None:
+    from rich.console import Console
+
+    from gateway.tools.live import ask as ask_all
+    from gateway.tools.live import findings, servers
+    from gateway.tools.live_tree import live_tree
+
+    with Console(stderr=True).status(f"asking {servers(policy)} servers", spinner="line"):
+        found = ask_all(policy)
+    _print_wide(live_tree(policy, found))
+    wrong = list(findings(policy, found))
+    for line in wrong:
+        typer.echo(f"finding: {line}")
+    typer.echo(f"findings: {len(wrong) or 'none'}")
+    if wrong:
+        raise typer.Exit(1)
 
 
 @app.command()

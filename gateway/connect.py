@@ -5,10 +5,13 @@ A model in this process is one replica.
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from backends.addresses import Resolve
 from backends.endpoint import Endpoint
 from backends.http_client import HttpClient
 from backends.local.client import LocalClient
@@ -21,12 +24,19 @@ from policies.spec import Endpoint as EndpointSpec
 MAX_REPLY_BYTES = 256 * 1024 * 1024
 
 
+async def look_up(host: str) -> tuple[str, ...]:
+    """The host's IP addresses as the system's resolver knows them, sorted. Raises OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return tuple(sorted({str(address[0]) for *_, address in found}))
+
+
 @dataclass(frozen=True, slots=True)
 class Connect:
     """Makes endpoints. `tentative_grpc` says that gRPC addresses were guessed, and are used once they answer."""
 
     now: Callable[[], float]
     tentative_grpc: bool = False
+    resolve: Resolve = look_up
 
     def __call__(self, backend: Backend) -> tuple[Endpoint, ...]:
         if backend.local is not None:
@@ -47,11 +57,16 @@ class Connect:
                 now=self.now,
                 connect_timeout=backend.connect_timeout,
                 max_response_bytes=MAX_REPLY_BYTES,
+                resolve=self.resolve,
             )
             http = TritonHttp(client)
         if spec.grpc is not None:
             grpc = TritonGrpc(
-                spec.grpc, now=self.now, connect_timeout=backend.connect_timeout, max_message_bytes=MAX_REPLY_BYTES
+                spec.grpc,
+                now=self.now,
+                connect_timeout=backend.connect_timeout,
+                max_message_bytes=MAX_REPLY_BYTES,
+                resolve=self.resolve,
             )
         return Endpoint(
             str(spec),

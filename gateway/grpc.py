@@ -47,7 +47,7 @@ class GrpcEdge:
     `ready` is asked for health and ServerReady. `grpc_status` turns a failure into code, line and trailing metadata;
     `decision_headers` says what happened on the way to a reply. `refused` is told of failures that `service` never saw.
     `report` gets every exception that is not a `Failure`:
-    its caller sees INTERNAL and nothing of it.
+    its caller sees INTERNAL and nothing of it. `shared` ports are those of other processes of the same user as well.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class GrpcEdge:
         decision_headers: Callable[[Reply], Metadata],
         refused: Callable[[Failure], None],
         report: Callable[[BaseException], None],
+        shared: bool = False,
     ) -> None:
         self._service = service
         self._now = now
@@ -74,7 +75,7 @@ class GrpcEdge:
         self._options = (
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", -1),  # an answer was bounded when it came from the backend
-            ("grpc.so_reuseport", 0),  # off: a port in use must not be shared by accident
+            ("grpc.so_reuseport", int(shared)),  # else off: a port in use must not be shared by accident
             # Clients may ask every 10 s whether we live, idle ones too; one that does not answer us is gone.
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
             ("grpc.keepalive_permit_without_calls", 1),
@@ -234,6 +235,7 @@ class GrpcEdge:
             deadline=self._deadline(context, given, parameters),
             headers=self._headers(given, content),
             stream=isinstance(content, RpcCall) and content.method == _STREAM,
+            arrival=context,
         )
 
     @staticmethod

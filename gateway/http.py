@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -21,7 +22,7 @@ from backends.tensor import shown
 from gateway import respond
 from gateway.body import NUMBER, Bodies
 from gateway.deadline import seconds
-from gateway.server import TASK, Message, Receive, Scope, Send
+from gateway.server import Message, Receive, Scope, Send
 
 RawHeaders = tuple[tuple[bytes, bytes], ...]
 
@@ -29,6 +30,7 @@ RawHeaders = tuple[tuple[bytes, bytes], ...]
 _NOT_RELAYED = frozenset(name.encode() for name in HOP_BY_HOP) | {b"content-length", b"host", b"expect"}
 # About a body that the backend gets written anew, or decoded.
 _OF_THE_BODY = frozenset({b"content-encoding", b"accept-encoding", b"content-type", b"inference-header-content-length"})
+_NOT_FORWARDED = _NOT_RELAYED | _OF_THE_BODY
 _ASKED = "headrace.asked"
 _JSON: RawHeaders = ((b"content-type", b"application/json"),)
 
@@ -60,7 +62,6 @@ class HttpEdge:
         self._report = report
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[TASK] = asyncio.current_task()
         try:
             await self._answer(scope, receive, send)
         except Failure as failure:
@@ -76,8 +77,7 @@ class HttpEdge:
             await _send(send, 500, _JSON, error_body("internal error in the gateway"))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        segments = _segments(scope["raw_path"])
-        match segments:
+        match _segments(scope["raw_path"]):
             case ["livez"] | ["healthz"] | ["v2", "health", "live"]:
                 _allow(scope, "GET", "HEAD")
                 await _send(send, 200, (), b"")
@@ -106,15 +106,15 @@ class HttpEdge:
             # A raw body has no names: only the backend knows what it means.
             await self._relay(scope, receive, send, model, raw=True)
             return
-        body = await self._bodies.decoded(headers, receive)
+        body = await self._bodies.decoded(scope, headers, receive)
         infer = read_request(body, int(length) if length is not None else None)
-        forwarded = _forwarded(scope["headers"])
         request = Request(
             model=model,
             version=version,
             content=infer,
             deadline=self._deadline(headers, infer.parameters.get("timeout")),
-            headers=_joined(forwarded),
+            headers=_forwarded(scope["headers"]),
+            arrival=scope,
         )
         scope[_ASKED] = True
         reply = await self._service(request)
@@ -135,7 +135,7 @@ class HttpEdge:
     ) -> None:
         """Passes a call on as it is, but for what would end the backend; a `raw` body is no JSON."""
         headers = dict(scope["headers"])
-        body = await self._bodies.decoded(headers, receive)
+        body = await self._bodies.decoded(scope, headers, receive)
         if not raw and too_deep(body):
             raise BadRequest(f"JSON is nested more than {MAX_NESTING} levels deep")
         query = scope["query_string"]
@@ -147,6 +147,7 @@ class HttpEdge:
             # The call carries its own headers; here stands only what a hop may change.
             headers=_joined((k, v) for k, v in scope["headers"] if k == b"traceparent"),
             stream=stream,
+            arrival=scope,
         )
         scope[_ASKED] = True
         reply = await self._service(request)
@@ -173,10 +174,11 @@ def _model_of(path: list[str]) -> str:
     return ""
 
 
-def _segments(raw_path: bytes) -> list[str]:
+@lru_cache(1024)
+def _segments(raw_path: bytes) -> tuple[str, ...]:
     """The path's segments, each decoded on its own, so that a model name may hold an encoded slash."""
     try:
-        return [unquote_to_bytes(segment).decode() for segment in raw_path.split(b"/") if segment]
+        return tuple(unquote_to_bytes(segment).decode() for segment in raw_path.split(b"/") if segment)
     except UnicodeDecodeError:
         raise BadRequest("path: expected UTF-8") from None
 
@@ -200,9 +202,24 @@ def _uncoded(headers: RawHeaders) -> RawHeaders:
     return tuple((k, v) for k, v in headers if k != b"content-encoding")
 
 
-def _forwarded(headers: Iterable[tuple[bytes, bytes]]) -> RawHeaders:
-    """The caller's headers that the backend is meant to see beside an infer call."""
-    return tuple((k, v) for k, v in _end_to_end(headers) if k not in _OF_THE_BODY)
+def _forwarded(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """The caller's headers that the backend is meant to see beside an infer call, by name.
+
+    The values of one that is repeated are joined, as RFC 9110 allows.
+    """
+    named: frozenset[bytes] | None = None
+    made: dict[str, str] = {}
+    for name, value in headers:
+        if name in _NOT_FORWARDED:
+            if name == b"connection" and value != b"keep-alive":
+                named = frozenset(part.strip().lower() for part in value.split(b",")) | (named or frozenset())
+        elif not name.startswith(b"headrace-"):
+            key, text = name.decode("latin-1"), value.decode("latin-1")
+            made[key] = f"{made[key]}, {text}" if key in made else text
+    if named is not None:
+        for token in named:
+            made.pop(token.decode("latin-1"), None)
+    return made
 
 
 def _joined(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:

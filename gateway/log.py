@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -12,10 +14,10 @@ import msgspec
 Format = Literal["json", "text"]
 
 
-def configure(level: str, form: Format) -> None:
-    """Sends all logs to standard error. Libraries are heard from WARNING on."""
+def configure(level: str, form: Format, always: Mapping[str, Any] | None = None) -> None:
+    """Sends all logs to standard error, each with the fields `always`. Libraries are heard from WARNING on."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Json() if form == "json" else _Text())
+    handler.setFormatter((_Json if form == "json" else _Text)(always or {}))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
@@ -24,25 +26,33 @@ def configure(level: str, form: Format) -> None:
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
 
 
-class _Json(logging.Formatter):
+class _Fields(logging.Formatter):
+    def __init__(self, always: Mapping[str, Any] = MappingProxyType({})) -> None:
+        super().__init__()
+        self._always = always
+
+    def fields(self, record: logging.LogRecord) -> dict[str, Any]:
+        return {**self._always, **getattr(record, "fields", {})}
+
+
+class _Json(_Fields):
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **getattr(record, "fields", {}),
+            **self.fields(record),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return msgspec.json.encode(line, enc_hook=str).decode()
 
 
-class _Text(logging.Formatter):
+class _Text(_Fields):
     def format(self, record: logging.LogRecord) -> str:
-        fields = getattr(record, "fields", {})
         time = datetime.fromtimestamp(record.created, UTC).astimezone().strftime("%H:%M:%S.%f")[:-3]
-        words = " ".join(f"{k}={_shown(v)}" for k, v in fields.items())
+        words = " ".join(f"{k}={_shown(v)}" for k, v in self.fields(record).items())
         line = f"{time} {record.levelname.lower():7} {record.getMessage()}" + (f" {words}" if words else "")
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)

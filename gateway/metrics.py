@@ -1,17 +1,24 @@
 """Metrics, in Prometheus' text form; the only importer of prometheus_client.
 
-Labels are names from the policy or fixed words, never what a client sent: a model that no route claims is `proxy`, or
-`unknown` where there is no proxy; what an edge refused by itself is for `none`.
+Counters and histograms are counted by hand, in the one thread that there is, and rendered when somebody asks: a tenth
+of what the library's own cost for each request. Labels are names from the policy or fixed words, never what a client
+sent: a model that no route claims is `proxy`, or `unknown` where there is no proxy; what an edge refused by itself is
+for `none`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from typing import TypeVar
+from itertools import accumulate
+from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from backends.request import Reply
 
@@ -22,10 +29,72 @@ _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
-_Metric = TypeVar("_Metric", Counter, Gauge, Histogram)
+class _Count:
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def inc(self, amount: float = 1.0) -> None:
+        self.value += amount
 
 
-def _bound(metric: _Metric) -> Callable[..., _Metric]:
+class _Spread:
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+class Counter:
+    """A family of counters, one for each combination of labels that was asked for."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str] = (), *, registry: CollectorRegistry) -> None:
+        self._about = name, text, labels
+        self._children: dict[tuple[str, ...], _Count] = {}
+        registry.register(self)
+
+    def labels(self, *values: str) -> _Count:
+        return self._children.setdefault(values, _Count())
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        name, text, labels = self._about
+        family = CounterMetricFamily(name, text, labels=labels)
+        for values, child in list(self._children.items()):
+            family.add_metric(values, child.value)
+        yield family
+
+
+class Histogram:
+    """A family of histograms; `buckets` are upper bounds, included."""
+
+    def __init__(
+        self, name: str, text: str, labels: Sequence[str], *, buckets: Sequence[float], registry: CollectorRegistry
+    ) -> None:
+        self._about = name, text, labels
+        self._bounds = tuple(buckets)
+        self._children: dict[tuple[str, ...], _Spread] = {}
+        registry.register(self)
+
+    def labels(self, *values: str) -> _Spread:
+        return self._children.setdefault(values, _Spread(self._bounds))
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        name, text, labels = self._about
+        family = HistogramMetricFamily(name, text, labels=labels)
+        bounds = [*map(floatToGoString, self._bounds), "+Inf"]
+        for values, child in list(self._children.items()):
+            family.add_metric(values, list(zip(bounds, accumulate(child.counts), strict=True)), child.total)
+        yield family
+
+
+def _bound(metric: Any) -> Callable[..., Any]:
     """`metric.labels`, remembering its children: looking one up costs ten times what counting does."""
     return cache(metric.labels)
 
@@ -67,11 +136,18 @@ class Metrics:
                 registry=registry,
             )
         )
+        self._fallbacks = _bound(
+            Counter("headrace_fallbacks", "Answers of a route's fallback", ["route"], registry=registry)
+        )
         self._cache = _bound(
             Counter(
                 "headrace_cache_rows", "Rows looked up, by outcome (hit, miss)", ["route", "result"], registry=registry
             )
         )
+        self._store_changes = _bound(Counter(
+            "headrace_cache_store_changes", "Changes of a shared store to `up`, `down` or `read_only`",
+            ["store", "state"], registry=registry,
+        ))  # fmt: skip
         self._queued = _bound(Histogram(
             "headrace_queue_duration_seconds", "Time a request waited for a slot", ["route"],
             buckets=_SECONDS, registry=registry,
@@ -117,6 +193,14 @@ class Metrics:
                 registry=registry,
             )
         )
+        self._retries = _bound(
+            Counter(
+                "headrace_retries",
+                "Calls sent again, to another endpoint",
+                ["backend"],
+                registry=registry,
+            )
+        )
         self._in_flight = Gauge("headrace_requests_in_flight", "Requests being answered", registry=registry)
         self._ready = _bound(Gauge(
             "headrace_backend_ready", "1 while the endpoint says that it is ready", ["backend", "endpoint"],
@@ -126,10 +210,17 @@ class Metrics:
         self._reloads = Counter(
             "headrace_policy_reloads", "Policies offered to the running gateway", ["result"], registry=registry
         )
-        self._defects = Counter("headrace_internal_errors", "Defects of the gateway itself", registry=registry)
+        self._defects = Counter("headrace_internal_errors", "Defects of the gateway itself", registry=registry).labels()
 
     def watch_in_flight(self, count: Callable[[], float]) -> None:
         self._in_flight.set_function(count)
+
+    def watch_stores(self, stores: Callable[[], Iterable[tuple[str, bool | None, int]]]) -> None:
+        """Shows the stores that `stores` gives at each reading, as `(name, up, rows dropped)`; None is unknown."""
+        self.registry.register(_Stores(stores))
+
+    def store_changed(self, store: str, state: str) -> None:
+        self._store_changes(store, state).inc()
 
     def request(self, route: str, protocol: str, status: str, seconds: float) -> None:
         self._requests(route, protocol, status).inc()
@@ -141,6 +232,8 @@ class Metrics:
 
     def reply(self, route: str, reply: Reply) -> None:
         """What the trail says, counted."""
+        if reply.degraded:
+            self._fallbacks(route).inc()
         queued = 0.0
         for hop in reply.trail:
             if hop.tier:
@@ -172,6 +265,9 @@ class Metrics:
     def batch_failed(self, backend: str, error: str) -> None:
         self._batch_failures(backend, error).inc()
 
+    def retried(self, backend: str) -> None:
+        self._retries(backend).inc()
+
     def ready(self, backend: str, endpoint: str, ready: bool) -> None:
         self._ready(backend, endpoint).set(1 if ready else 0)
 
@@ -188,3 +284,22 @@ class Metrics:
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class _Stores(Collector):
+    """What is true of the shared stores of the policy in force: one that it no longer has is not shown as down."""
+
+    def __init__(self, stores: Callable[[], Iterable[tuple[str, bool | None, int]]]) -> None:
+        self._stores = stores
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        up = GaugeMetricFamily("headrace_cache_store_up", "1 while a shared store can be asked", labels=["store"])
+        dropped = CounterMetricFamily(
+            "headrace_cache_store_dropped_rows", "Rows that were to be kept and were not", labels=["store"]
+        )
+        for name, is_up, rows in self._stores():
+            if is_up is not None:
+                up.add_metric([name], int(is_up))
+            dropped.add_metric([name], rows)
+        yield up
+        yield dropped

@@ -1,7 +1,8 @@
 """The outermost and the innermost hop: what is seen of every request, and of every batch.
 
 `Observed` opens the request's span, measures it, counts it by its outcome and writes its access line; `MeasuredBatch`
-counts what is sent to a backend. The parts between them hold no span, meter or logger call.
+counts what is sent to a backend. The parts between them hold no span, meter or logger call; what a store has to report
+goes to `store_changed`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from backends.errors import Failure
 from backends.request import Infer, Relay, Reply, Request, Service, replace
 from backends.stream import Watched
-from gateway import respond, telemetry
+from gateway import respond, semantics, telemetry
 from gateway.metrics import Metrics
 from gateway.telemetry import Span, Tracing
 
@@ -56,10 +57,9 @@ class Observed:
 
     async def __call__(self, request: Request, /) -> Reply:
         began = self._now()
-        span = self._tracing.root(f"edge {self._protocol}", request)
+        span = self._tracing.root(self._protocol, request)
         if span is not None:
             request = replace(request, span=span)
-            span.set_attribute("headrace.model", request.model[:128])
             span.set_attribute("headrace.policy", self._policy)
         try:
             reply = replace(await self._inner(request), policy=self._policy)
@@ -75,7 +75,7 @@ class Observed:
 
     def _shown(self, reply: Reply) -> Reply:
         """What the edge may tell the caller of the reply."""
-        return reply if self._headers else replace(reply, policy="", arm="", trail=())
+        return reply if self._headers else replace(reply, policy="", arm="", trail=(), degraded="")
 
     def _end(
         self, request: Request, span: Span | None, began: float, reply: Reply | None, error: BaseException | None
@@ -88,10 +88,7 @@ class Observed:
             self._metrics.reply(route, reply)
             self._warn(route, reply)
         if span is not None:
-            if error is not None:
-                telemetry.failed(span, error)
-            span.set_attribute("headrace.status", status)
-            span.end()
+            telemetry.end(span, semantics.answered(self._protocol, reply, error))
         if self._access_log and _log.isEnabledFor(logging.INFO):
             _log.info("request", extra={"fields": self._line(request, span, status, seconds, reply, error)})
 
@@ -195,3 +192,17 @@ class MeasuredBatch:
         rows = sum(origin.rows for origin in request.origins) or 1
         self._metrics.batch(self._backend, rows, self._now() - began)
         return reply
+
+
+def store_changed(store: str, metrics: Metrics) -> Callable[[bool, str], None]:
+    """What a store shared by gateways reports its changes of state to."""
+
+    def observe(reachable: bool, reason: str) -> None:
+        state = "down" if not reachable else "read_only" if reason else "up"
+        metrics.store_changed(store, state)
+        fields = {"store": store, **({"reason": reason} if reason else {})}
+        level = logging.INFO if state == "up" else logging.WARNING
+        said = {"down": "cache store down", "read_only": "cache store refuses writes", "up": "cache store up"}[state]
+        logging.getLogger("headrace.cache").log(level, said, extra={"fields": fields})
+
+    return observe

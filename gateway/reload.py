@@ -4,6 +4,7 @@ Theory of operation. A snapshot is a policy and everything that was built for it
 of new parts and of those whose spec is equal; endpoints that are new must say that they are ready. Only then is it put
 in force, by one assignment. On any problem the old one stays as it is and the reasons are kept, all of them. A request
 holds the snapshot that it began with, to the end; what only an old snapshot used is closed after its last request.
+A cache in Redis is asked nothing beforehand: without it the gateway serves as well, only slower.
 
 Deliberately not here: listeners, which a process opens once. A policy that moves one is refused.
 """
@@ -13,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from backends.endpoint import Endpoint
 from backends.request import Service
@@ -29,6 +31,10 @@ _PROBE_SECONDS = 2.0
 _LOAD_SECONDS = 60.0
 # How often a retired snapshot is looked at; nothing waits for it.
 _RETIRE_SECONDS = 0.1
+
+
+class Closable(Protocol):
+    async def close(self) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -108,24 +114,25 @@ class Reload:
             ready = await asyncio.gather(*(endpoint.probe(_patience(endpoint)) for _, endpoint in fresh))
             problems = [_unready(name, endpoint) for (name, endpoint), yes in zip(fresh, ready, strict=True) if not yes]
             if problems:
-                await _close([endpoint for _, endpoint in fresh])
+                await _close(made.things.held_beyond(now.things))
                 raise PolicyError(problems)
         return made
 
     def _retire(self, old: Snapshot) -> None:
-        gone = [endpoint for _, endpoint in old.things.endpoints_beyond(self.current.things)]
+        gone = old.things.held_beyond(self.current.things)
         task = asyncio.get_running_loop().create_task(self._after_its_last_request(old, gone))
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
 
-    async def _after_its_last_request(self, old: Snapshot, gone: list[Endpoint]) -> None:
+    async def _after_its_last_request(self, old: Snapshot, gone: Sequence[Closable]) -> None:
+        endpoints = [each for each in gone if isinstance(each, Endpoint)]
         try:
-            while old.active or any(endpoint.in_flight for endpoint in gone):  # noqa: ASYNC110
+            while old.active or any(endpoint.in_flight for endpoint in endpoints):  # noqa: ASYNC110
                 await asyncio.sleep(_RETIRE_SECONDS)
         finally:
             # A rollback may have taken an endpoint back meanwhile.
-            kept = {id(endpoint) for _, endpoint in self.current.things.all_endpoints()}
-            await _close([endpoint for endpoint in gone if id(endpoint) not in kept])
+            kept = set(map(id, self.current.things.held()))
+            await _close([each for each in gone if id(each) not in kept])
 
 
 def _patience(endpoint: Endpoint) -> float:
@@ -137,5 +144,5 @@ def _unready(backend: str, endpoint: Endpoint) -> Problem:
     return Problem("policy", 0, f"backends.{backend}.{key}", f"{endpoint.name} is not ready: {endpoint.reason}")
 
 
-async def _close(endpoints: list[Endpoint]) -> None:
-    await asyncio.gather(*(endpoint.close() for endpoint in endpoints))
+async def _close(these: Sequence[Closable]) -> None:
+    await asyncio.gather(*(each.close() for each in these))

@@ -7,7 +7,6 @@ its own protocol and translated by gRPC's usual table on the other.
 from __future__ import annotations
 
 import math
-from collections import Counter
 
 from backends.errors import (
     BackendFailed,
@@ -91,31 +90,37 @@ def _retry_after(failure: Failure) -> Headers:
 
 
 def decision_headers(reply: Reply) -> Headers:
-    """What was decided on the way, grouped: `headrace-tier: distilled=24,heavy=8`."""
-    headers = [("headrace-policy", reply.policy)] if reply.policy else []
+    """What was decided on the way, grouped: `headrace-tier: distilled=24,heavy=8`.
+
+    Rows are told by the tier that answered them; a call that could not be divided counts as one row of its tier.
+    """
+    headers = []
+    if reply.policy:
+        headers.append(("headrace-policy", reply.policy))
     if reply.arm:
         headers.append(("headrace-arm", reply.arm))
-    trail = reply.trail
-    if not trail:
-        return tuple(headers)
-    tiers = tier_rows(reply)
+    if reply.degraded:
+        headers.append(("headrace-degraded", reply.degraded))
+    tiers: dict[str, int] = {}
+    batches = []
+    hits = misses = 0
+    queued = 0.0
+    for hop in reply.trail:
+        rows = len(hop.rows)
+        if hop.tier and (rows or not hop.deferred):
+            tiers[hop.tier] = tiers.get(hop.tier, 0) + (rows or 1)
+        if hop.cached:
+            hits += rows
+        else:
+            misses += rows
+        if hop.batch_rows:
+            batches.append(hop.batch_rows)
+        queued += hop.queued
     if tiers:
-        headers.append(("headrace-tier", ",".join(f"{tier}={rows}" for tier, rows in tiers.items())))
-    hits = sum(len(hop.rows) for hop in trail if hop.cached)
-    if hits or reply.cacheable:
-        misses = sum(len(hop.rows) for hop in trail if not hop.cached)
+        headers.append(("headrace-tier", ",".join([f"{tier}={rows}" for tier, rows in tiers.items()])))
+    if hits or (reply.cacheable and reply.trail):
         headers.append(("headrace-cache", f"hit={hits},miss={misses}"))
-    batches = [hop.batch_rows for hop in trail if hop.batch_rows]
     if batches:
         headers.append(("headrace-batch", ",".join(map(str, batches))))
-        headers.append(("headrace-queue-ms", f"{sum(hop.queued for hop in trail) * 1e3:.1f}"))
+        headers.append(("headrace-queue-ms", f"{queued * 1e3:.1f}"))
     return tuple(headers)
-
-
-def tier_rows(reply: Reply) -> Counter[str]:
-    """Rows that each tier answered; a call that could not be divided counts as one row of its tier."""
-    rows: Counter[str] = Counter()
-    for hop in reply.trail:
-        if hop.tier and (hop.rows or not hop.deferred):
-            rows[hop.tier] += len(hop.rows) or 1
-    return rows

@@ -1,7 +1,6 @@
 """HTTP servers: ASGI under uvicorn, behind this one module so that it can be replaced.
 
 A server runs in the loop that is there, without signal handlers of its own; `close` answers what is in flight first.
-An application that wants to end when its client leaves puts its task into `scope[TASK]`: it is cancelled then.
 """
 
 from __future__ import annotations
@@ -12,12 +11,14 @@ import re
 import socket
 from collections.abc import Awaitable, Callable, Generator, MutableMapping
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from gateway.sockets import bound
 from policies.spec import Address
 
 Scope = MutableMapping[str, Any]
@@ -26,7 +27,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-TASK = "headrace.task"
+# A callable in the scope of servers that can tell: the whole body where it is there already, else None.
+WHOLE = "headrace.whole"
 
 # Longer than clients and load balancers keep idle connections (60 s is common), so that they close first.
 _KEEP_ALIVE_SECONDS = 75
@@ -40,19 +42,15 @@ _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's protocol, stricter with heads and with clients that leave.
+    """uvicorn's protocol, stricter with heads.
 
     A head is bounded in size and in time; trailers are dropped; an upgrade that nobody offers is ignored, its body is
-    not. When a client leaves, every request of its connection ends, the pipelined ones too.
+    not.
     """
 
     _head_bytes = 0
     _in_head = _in_body = False
     _late: asyncio.TimerHandle | None = None
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._cycles: list[Any] = []
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -87,8 +85,6 @@ class _Protocol(HttpToolsProtocol):
             self._late.cancel()
             self._late = None
         super().on_headers_complete()
-        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
-        self._cycles.append(self.cycle)
 
     def on_message_complete(self) -> None:
         self._in_body = False
@@ -99,14 +95,6 @@ class _Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
         if self._late is not None:
             self._late.cancel()
-        for cycle in self._cycles:
-            if not cycle.response_complete:
-                cycle.disconnected = True
-                cycle.message_event.set()
-                task = cycle.scope.get(TASK)
-                if isinstance(task, asyncio.Task):
-                    task.cancel()
-        self._cycles.clear()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "expected an HTTP/1.1 request, got something else")
@@ -131,10 +119,14 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """One listener. `start` raises OSError, naming the address, where the port is taken."""
+    """One listener, of a port alone or `shared` with other processes, or of a Unix socket.
 
-    def __init__(self, app: Asgi, address: Address, drain_seconds: int) -> None:
+    `start` raises OSError, naming the address, where it is taken.
+    """
+
+    def __init__(self, app: Asgi, address: Address | Path, drain_seconds: int, *, shared: bool = False) -> None:
         self._address = address
+        self._shared = shared
         self._server = _Server(
             uvicorn.Config(
                 app,
@@ -151,11 +143,12 @@ class HttpServer:
             )
         )
         self._task: asyncio.Task[None] | None = None
-        self.port = address.port
+        self.port = 0
 
     async def start(self) -> None:
-        listener = listen(self._address)
-        self.port = listener.getsockname()[1]
+        listener = listen(self._address, shared=self._shared)
+        if isinstance(self._address, Address):
+            self.port = listener.getsockname()[1]
         self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets=[listener]))
         while not self._server.started:
             if self._task.done():
@@ -170,13 +163,10 @@ class HttpServer:
             await self._task
 
 
-def listen(address: Address) -> socket.socket:
-    """A bound, listening socket."""
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+def listen(address: Address | Path, *, shared: bool = False) -> socket.socket:
+    """A bound, listening socket (see `bound`). Raises OSError, naming the address."""
+    listener = bound(address, shared=shared)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address.host, address.port))
         listener.listen(2048)
     except OSError as error:
         listener.close()

@@ -4,10 +4,12 @@
     Admit        in-flight bound, already expired?, the request's own deadline
     Switch       public model name -> route
     Split        unit -> arm, where the route has an experiment
+    Fallback     another backend, where the arm fails for reasons of its own
     Cascade      small model first; only rows that are not confident go on to the next tier
       per tier:
       Cached     per row: hits answered, misses go on
       Dispatch   lanes by signature; slots; the batch
+      Balancer   the less loaded of two replicas, where calls are not merged; what was never executed goes elsewhere
       Endpoint   one replica and its clients
 
 Relayed calls (everything that is not an inference) take the plain path: Switch, Renamed, Balancer, Endpoint. A model
@@ -20,6 +22,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from os.path import normpath
+from random import Random
+from typing import TYPE_CHECKING
 
 from backends.endpoint import Endpoint
 from backends.errors import NotFound
@@ -28,26 +32,34 @@ from cache.cached import Cached
 from cache.store import MemoryStore, Store
 from gateway.admit import Admit, InFlight
 from gateway.metrics import Metrics
-from gateway.observe import MeasuredArm, MeasuredBatch, Observed
+from gateway.observe import MeasuredArm, MeasuredBatch, Observed, store_changed
 from gateway.relay import ReadOnly, Renamed
-from gateway.telemetry import Traced, TracedBatch, TracedCall, Tracing
+from gateway.telemetry import Tracing
+from gateway.traced import Traced, TracedBatch, TracedCall
 from policies import Policy
-from policies.spec import Arm, Backend, Cache, Route
+from policies.spec import Arm, Backend, Cache, Redis, Route, Tier
+from policies.spec import Endpoint as Replica
 from routing.balancer import Balancer
 from routing.cascade import Cascade, Rung
 from routing.dispatch import Dispatch
 from routing.dispatcher import Dispatcher
 from routing.experiment import Split
+from routing.fallback import Fallback
+from routing.retry import RetryBudget
+
+if TYPE_CHECKING:
+    from cache.redis import RedisStore
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What every part may be given: the clock and the observers."""
+    """What every part may be given: the clock, chance and the observers."""
 
     now: Callable[[], float]
     tracing: Tracing
     metrics: Metrics
     connect: Callable[[Backend], tuple[Endpoint, ...]]
+    chance: Random
 
 
 @dataclass(slots=True)
@@ -56,12 +68,25 @@ class Things:
 
     endpoints: dict[str, tuple[Backend, tuple[Endpoint, ...]]] = field(default_factory=dict)
     dispatchers: dict[str, tuple[Backend, Dispatch]] = field(default_factory=dict)
+    budgets: dict[str, RetryBudget] = field(default_factory=dict)
     stores: dict[tuple[str, str, Cache], Store] = field(default_factory=dict)
+    redis: tuple[Redis, RedisStore] | None = None
     in_flight: InFlight = field(default_factory=InFlight)
 
     def fork(self) -> Things:
         """A copy that another policy may be built with, while this one stays as it is."""
-        return Things(dict(self.endpoints), dict(self.dispatchers), dict(self.stores), self.in_flight)
+        return replace(
+            self,
+            endpoints=dict(self.endpoints),
+            dispatchers=dict(self.dispatchers),
+            budgets=dict(self.budgets),
+            stores=dict(self.stores),
+        )
+
+    def start(self) -> None:
+        """Starts what works in the background, where it has not been started."""
+        if self.redis is not None:
+            self.redis[1].start()
 
     def all_endpoints(self) -> list[tuple[str, Endpoint]]:
         """Every endpoint, with the name of its backend."""
@@ -71,6 +96,16 @@ class Things:
         """The endpoints that `other` has not."""
         known = {id(endpoint) for _, endpoint in other.all_endpoints()}
         return [(name, endpoint) for name, endpoint in self.all_endpoints() if id(endpoint) not in known]
+
+    def held(self) -> list[Endpoint | RedisStore]:
+        """All that is to be closed."""
+        stores = [self.redis[1]] if self.redis is not None else []
+        return [*(endpoint for _, endpoint in self.all_endpoints()), *stores]
+
+    def held_beyond(self, other: Things) -> list[Endpoint | RedisStore]:
+        """All that is to be closed and that `other` has not."""
+        known = set(map(id, other.held()))
+        return [each for each in self.held() if id(each) not in known]
 
     def prune(self, policy: Policy) -> None:
         """Drops what `policy` has no use for."""
@@ -82,11 +117,15 @@ class Things:
             if name in backends and kept[0] == _replicas(backends[name])
         }
         self.dispatchers = {name: kept for name, kept in self.dispatchers.items() if kept[0] == backends.get(name)}
+        self.budgets = {name: budget for name, budget in self.budgets.items() if name in backends}
         self.stores = {key: store for key, store in self.stores.items() if key in caches}
+        shared = any(cache is not None and cache.store == "redis" for _, _, cache in caches)
+        if self.redis is not None and not (shared and self.redis[0] == policy.redis):
+            self.redis = None
 
     async def close(self) -> None:
-        for _, endpoint in self.all_endpoints():
-            await endpoint.close()
+        for each in self.held():
+            await each.close()
 
 
 def build(policy: Policy, things: Things, tools: Tools) -> dict[str, Service]:
@@ -118,6 +157,9 @@ def build(policy: Policy, things: Things, tools: Tools) -> dict[str, Service]:
 def _route(route: Route, policy: Policy, things: Things, tools: Tools) -> tuple[Service, Service]:
     """A route's two paths: inference, and calls that are relayed."""
     arms = {arm.name: _arm(route, arm, policy, things, tools) for arm in route.arms}
+    if route.fallback is not None:
+        spare = _arm(route, Arm((Tier(route.fallback, route.fallback),)), policy, things, tools)
+        arms = {name: _fallen_back(paths, spare, route.fallback, tools) for name, paths in arms.items()}
     if route.experiment is None:
         return arms[route.arms[0].name]
 
@@ -132,6 +174,13 @@ def _route(route: Route, policy: Policy, things: Things, tools: Tools) -> tuple[
     return split(0), split(1)
 
 
+def _fallen_back(
+    paths: tuple[Service, Service], spare: tuple[Service, Service], name: str, tools: Tools
+) -> tuple[Service, Service]:
+    infer, plain = (Fallback(inner, other, name, tools.now) for inner, other in zip(paths, spare, strict=True))
+    return infer, plain
+
+
 def _arm(route: Route, arm: Arm, policy: Policy, things: Things, tools: Tools) -> tuple[Service, Service]:
     """An arm's two paths: inference, and calls that are relayed."""
     tiers = []
@@ -139,10 +188,11 @@ def _arm(route: Route, arm: Arm, policy: Policy, things: Things, tools: Tools) -
         backend = policy.backends[tier.backend]
         inner = _batched(backend, things, tools)
         if arm.cache is not None:
-            store = _store(route, arm, arm.cache, things, tools)
-            # Whoever else may once answer under these names must not answer from what this backend said.
-            addresses = (backend.local.path,) if backend.local else map(str, backend.endpoints)
-            scope = (route.name, arm.name, tier.name, *addresses, backend.model, backend.version)
+            store = _store(route, arm, arm.cache, policy, things, tools)
+            # Whoever else may once answer under these names must not answer from what this backend said: here after
+            # a reload, and in other gateways that share the store.
+            where = " ".join(sorted(map(str, backend.endpoints))) or (backend.local.path if backend.local else "")
+            scope = (route.name, arm.name, tier.name, where, backend.model, backend.version)
             inner = Traced(Cached(inner, store, scope, arm.cache.ttl), "cache", tools.tracing)
         if len(arm.tiers) > 1 or arm.cache is not None:
             inner = Traced(inner, f"tier {tier.name}", tools.tracing)
@@ -159,13 +209,19 @@ def _batched(backend: Backend, things: Things, tools: Tools) -> Service:
     endpoints = _endpoints(backend, things, tools)
     services = tuple(_observed(endpoint, backend, tools) for endpoint in endpoints)
     if backend.batch is None:
-        return Balancer(endpoints, services)
+        return Balancer(endpoints, services, tools.chance, _budget(backend, things, tools))
     found = things.dispatchers.get(backend.name)
     if found is not None and found[0] == backend:
         dispatch = found[1]
     else:
         batches = tuple(TracedBatch(service, tools.tracing, {"headrace.backend": backend.name}) for service in services)
-        dispatch = Dispatch(Dispatcher(backend.batch, len(endpoints)), batches, tools.now, partial(_unready, endpoints))
+        dispatch = Dispatch(
+            Dispatcher(backend.batch, len(endpoints)),
+            batches,
+            tools.now,
+            partial(_unready, endpoints),
+            _budget(backend, things, tools),
+        )
         things.dispatchers[backend.name] = (backend, dispatch)
     return Traced(dispatch, "dispatch", tools.tracing, {"headrace.backend": backend.name})
 
@@ -177,7 +233,8 @@ def _unready(endpoints: Sequence[Endpoint]) -> list[int]:
 def _plain(backend: Backend, policy: Policy, things: Things, tools: Tools) -> Service:
     """A backend's path for calls that are relayed. Whoever proxies a whole server may change it, if there is one."""
     endpoints = _endpoints(backend, things, tools)
-    plain = Balancer(endpoints, [_observed(endpoint, backend, tools) for endpoint in endpoints])
+    services = [_observed(endpoint, backend, tools) for endpoint in endpoints]
+    plain = Balancer(endpoints, services, tools.chance, _budget(backend, things, tools))
     if len(endpoints) > 1:
         return ReadOnly(plain, f"'{backend.name}' has several replicas, and it would reach only one of them")
     return plain if policy.proxy else ReadOnly(plain, "this gateway has no `proxy`, and passes on what reads only")
@@ -189,7 +246,8 @@ def _observed(endpoint: Endpoint, backend: Backend, tools: Tools) -> Service:
         place = {"headrace.local.path": normpath(backend.local.path)}
         called = Traced(endpoint, f"local {backend.name}", tools.tracing, place)
     else:
-        called = TracedCall(endpoint, "triton", tools.tracing, {"server.address": endpoint.name})
+        where = next((spec for spec in backend.endpoints if str(spec) == endpoint.name), Replica())
+        called = TracedCall(endpoint, backend.kind, where, tools.tracing)
     return MeasuredBatch(called, backend.name, tools.metrics, tools.now)
 
 
@@ -203,17 +261,36 @@ def _endpoints(backend: Backend, things: Things, tools: Tools) -> tuple[Endpoint
     return made
 
 
+def _budget(backend: Backend, things: Things, tools: Tools) -> RetryBudget:
+    """A backend's one purse, whatever the path and the policy: the load that retries add is the backend's."""
+    if backend.name not in things.budgets:
+        things.budgets[backend.name] = RetryBudget(partial(tools.metrics.retried, backend.name))
+    return things.budgets[backend.name]
+
+
 def _replicas(backend: Backend) -> Backend:
     """What of a backend its endpoints depend on: all but how calls are merged before they get there."""
     return replace(backend, batch=None)
 
 
-def _store(route: Route, arm: Arm, cache: Cache, things: Things, tools: Tools) -> Store:
-    """An arm's own store: what its policy grants it is not shared with others."""
+def _store(route: Route, arm: Arm, cache: Cache, policy: Policy, things: Things, tools: Tools) -> Store:
+    """Redis' store, which all share; in memory an arm's own: what its policy grants it is not shared with others."""
+    if cache.store == "redis":
+        assert policy.redis is not None
+        return _redis(policy.redis, things, tools)
     key = (route.name, arm.name, cache)
     if key not in things.stores:
         things.stores[key] = MemoryStore(cache.entries, cache.bytes, tools.now)
     return things.stores[key]
+
+
+def _redis(spec: Redis, things: Things, tools: Tools) -> Store:
+    if things.redis is None or things.redis[0] != spec:
+        from cache.redis import RedisStore  # a third of a second, for those who need it
+
+        store = RedisStore(spec, now=tools.now, observe=store_changed(str(spec), tools.metrics))
+        things.redis = (spec, store)
+    return things.redis[1]
 
 
 class Switch:

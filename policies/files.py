@@ -1,7 +1,12 @@
-"""The files that a policy is read from, and which they were: whoever watches a policy watches all of them."""
+"""The files that a policy is read from, and what they said: whoever watches a policy watches all of them.
+
+Files are known by what they say. So every way of changing one counts (an editor renames, Kubernetes swaps a symbolic
+link, a tool writes in place), and nothing falls between reading and watching.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from policies.problem import PolicyError, Problem, Wrong, clip
@@ -11,19 +16,19 @@ _SECRET_BYTES = 64 * 1024  # a key or a token has a few hundred
 
 
 class Files:
-    """Reads files and remembers their names in `seen`, also of those that could not be read."""
+    """Reads files. `seen` has a digest of what each said, also of those that could not be read."""
 
     def __init__(self) -> None:
-        self.seen: dict[Path, None] = {}
+        self.seen: dict[Path, bytes] = {}
 
-    def text(self, path: str | Path, limit: int = MAX_BYTES) -> str:
-        """What a UTF-8 file says; what is beyond `limit` bytes is not read, but for one byte. Raises PolicyError."""
-        self.seen[Path(path)] = None
+    def text(self, path: str | Path) -> str:
+        """What a UTF-8 file says; of more than MAX_BYTES one byte more than that. Raises PolicyError."""
         try:
-            with open(path, "rb") as file:
-                data = file.read(limit + 1)
+            data = _read(Path(path))
+            self.seen[Path(path)] = _digest(data)
             return data.decode()
         except OSError as error:
+            self.seen[Path(path)] = _digest(error)
             raise PolicyError([Problem(str(path), 0, "", f"cannot be read: {error.strerror or error}")]) from None
         except UnicodeDecodeError as error:
             line = data.count(b"\n", 0, error.start) + 1
@@ -32,9 +37,29 @@ class Files:
     def secret(self, name: str, beside: str) -> str:
         """What the file `name` says, relative to the file `beside`, without the ends of its lines. Raises Wrong."""
         try:
-            text = self.text(Path(beside).parent / name, _SECRET_BYTES)
+            text = self.text(Path(beside).parent / name)
         except PolicyError as error:
             raise Wrong(f"'{clip(name)}' {error.problems[0].wrong}", error.problems[0].right) from None
         if len(text) > _SECRET_BYTES:
             raise Wrong(f"'{clip(name)}' has more than {_SECRET_BYTES // 1024} KiB", "is this the right file?")
         return text.rstrip("\r\n")
+
+    def changed(self) -> bool:
+        """Whether one of the files says something else now."""
+        return any(_now(path) != digest for path, digest in self.seen.items())
+
+
+def _now(path: Path) -> bytes:
+    try:
+        return _digest(_read(path))
+    except OSError as error:
+        return _digest(error)
+
+
+def _read(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(MAX_BYTES + 1)
+
+
+def _digest(said: bytes | OSError) -> bytes:
+    return hashlib.sha256(said).digest() if isinstance(said, bytes) else str(said.errno).encode()

@@ -1,26 +1,68 @@
-"""Balancer: the less loaded of the replicas, by our own calls in the air; replicas that say they are not ready last."""
+"""Balancer: the less loaded of two replicas that were drawn by lot, by our own calls in flight.
+
+Theory of operation. Power of two choices (Mitzenmacher 2001): of two endpoints drawn at random the one with fewer calls
+in flight answers. That is nearly as even as looking at all of them, and several gateways that choose by the same rule
+do not fall upon the same endpoint together. Endpoints that are known to be down (`ready is False`) are not drawn; where
+all are, the least loaded is tried all the same, for what is known may be a second old. One endpoint costs nothing.
+
+What an endpoint never executed goes to another one that is not known to be down, once to each, as long as the budget
+(`routing.retry`) pays for it. What comes of a reply later, a stream that is cut, is its reader's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from random import Random
 
 from backends.endpoint import Endpoint
-from backends.request import Reply, Request, Service
+from backends.request import Reply, Request, RpcCall, Service, replace
+from routing.retry import NEVER_EXECUTED, RetryBudget
 
 
 class Balancer:
-    """Answers through `services[i]`, where `endpoints[i]` is the least loaded. Ties go round."""
+    """Answers through `services[i]`, where `endpoints[i]` is the one that was chosen."""
 
-    def __init__(self, endpoints: Sequence[Endpoint], services: Sequence[Service]) -> None:
+    def __init__(
+        self, endpoints: Sequence[Endpoint], services: Sequence[Service], chance: Random, budget: RetryBudget
+    ) -> None:
         self._endpoints = tuple(endpoints)
         self._services = tuple(services)
-        self._turn = 0
+        self._chance = chance
+        self._budget = budget
 
     async def __call__(self, request: Request, /) -> Reply:
-        endpoints = self._endpoints
-        if len(endpoints) == 1:
+        if len(self._services) == 1:
             return await self._services[0](request)
-        self._turn += 1
-        order = [(i + self._turn) % len(endpoints) for i in range(len(endpoints))]
-        best = min(order, key=lambda i: (endpoints[i].ready is False, endpoints[i].in_flight))
-        return await self._services[best](request)
+        self._budget.earn()
+        left = set(range(len(self._services)))
+        chosen = self._choice()
+        while True:
+            left.discard(chosen)
+            try:
+                reply = await self._services[chosen](request)
+            except NEVER_EXECUTED:
+                again = None if isinstance(request.content, RpcCall) else self._drawn(left)
+                if again is None or not self._budget.take():
+                    raise
+                chosen = again
+                continue
+            retries = len(self._services) - len(left) - 1
+            return _retried(reply, retries) if retries else reply
+
+    def _choice(self) -> int:
+        endpoints = self._endpoints
+        every = range(len(endpoints))
+        drawn = self._drawn(every)
+        return drawn if drawn is not None else min(every, key=lambda i: endpoints[i].in_flight)
+
+    def _drawn(self, among: Iterable[int]) -> int | None:
+        """One of those that are not known to be down; None where there is none."""
+        endpoints = self._endpoints
+        drawn = [i for i in among if endpoints[i].ready is not False]
+        if len(drawn) > 1:
+            drawn = self._chance.sample(drawn, 2)
+        return min(drawn, key=lambda i: endpoints[i].in_flight, default=None)
+
+
+def _retried(reply: Reply, retries: int) -> Reply:
+    return replace(reply, trail=tuple(replace(hop, retries=retries) for hop in reply.trail))

@@ -12,17 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from backends import rows as rowwise
-from backends.errors import BackendFailed, BadReply, ConnectionLost, Rejected, TooSlow, Unreachable
+from backends.errors import SERVER_FAILURES, own_fault
 from backends.request import Answer, Hop, Infer, Reply, Request, Service, Tensors, Trail, Wanted, content, replace
 from policies.spec import Accept
 from routing.confidence import confidence
 
 _NAMES_NOTHING = ("", "")
-# Statuses that blame the content of a call; any other speaks of the server, or of how the gateway uses it.
-_HTTP_BLAMES = frozenset({400, 413, 422})
-_GRPC_BLAMES = 3  # INVALID_ARGUMENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +45,11 @@ class Cascade:
         tiers = self._tiers
         count = rowwise.count(request.infer)
         if not count or len(tiers) == 1:
-            reply = await tiers[-1].inner(_addressed(request, tiers[-1]))
-            return Reply(reply.body, _trail(reply.trail, tiers[-1].name, range(count or 1)), cacheable=self._cacheable)
+            last = tiers[-1]
+            reply = await last.inner(_addressed(request, last))
+            # Everything was asked, and everything stands.
+            hops = [replace(hop, tier=last.name, rows=hop.rows or _all(count or 1)) for hop in reply.trail]
+            return Reply(reply.body, tuple(hops), cacheable=self._cacheable)
         pieces: list[tuple[list[int], Answer]] = []
         trail: list[Hop] = []
         pending = list(range(count))
@@ -59,9 +60,9 @@ class Cascade:
                 reply = await tier.inner(_addressed(content(request, asked), tier))
                 answer = rowwise.verify(reply.answer, len(pending))
                 kept, unscored = _kept(answer, tier.accept, len(pending))
-            except (Unreachable, Rejected, TooSlow, ConnectionLost, BadReply, BackendFailed) as failure:
+            except SERVER_FAILURES as failure:
                 # An output that the caller never asked for cannot be the caller's fault.
-                if tier is tiers[-1] or not (added or _own_fault(failure)):
+                if tier is tiers[-1] or not (added or own_fault(failure)):
                     raise
                 trail.append(Hop(tier.name, (), deferred=len(pending), reason="failed"))
                 continue
@@ -76,6 +77,11 @@ class Cascade:
             if not pending:
                 break
         return Reply(rowwise.gather(pieces, count), tuple(trail), cacheable=self._cacheable)
+
+
+@lru_cache(64)
+def _all(count: int) -> tuple[int, ...]:
+    return tuple(range(count))
 
 
 def _addressed(request: Request, tier: Rung) -> Request:
@@ -106,13 +112,6 @@ def _without(answer: Answer, name: str) -> Answer:
     if not name:
         return answer
     return replace(answer, outputs=Tensors.of(tuple(t for t in answer.outputs.decoded if t.name != name)))
-
-
-def _own_fault(failure: Exception) -> bool:
-    """Whether a tier failed for its own reasons, which a status may deny: then what it was sent is to blame."""
-    if not isinstance(failure, BackendFailed):
-        return True
-    return failure.status != _GRPC_BLAMES if failure.grpc else failure.status not in _HTTP_BLAMES
 
 
 def _trail(trail: Trail, tier: str, pending: Sequence[int], kept: Sequence[int] | None = None) -> tuple[Hop, ...]:

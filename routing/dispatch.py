@@ -3,7 +3,8 @@
 A call waits in a lane, leaves in a batch, and gets its own rows back. Callers of any wire share a batch, because a call
 is decoded only when it is merged: one that leaves alone goes as the very bytes it came as. A caller that leaves takes
 only its own rows; a batch that nobody waits for any more is cancelled. A batch that failed for what may be in it is run
-again by halves, so that one bad row fails alone; one that was refused, lost or never arrived is not run again.
+again by halves, so that one bad row fails alone. One that was never executed goes back to its lane, for another
+endpoint, as long as the budget pays for it (`routing.retry`); one that was lost is not run again.
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ from backends.errors import BackendFailed, BadReply, BadRequest, Expired, Failur
 from backends.request import Answer, Hop, Infer, Origin, Reply, Request, Service, content, replace
 from routing.dispatcher import Batch, Dispatcher
 from routing.lane import Entry
+from routing.retry import NEVER_EXECUTED, RetryBudget
+
+# Nobody tells that an endpoint is ready again: while something waits and one is down, its slots are looked at so often.
+_LOOK_AGAIN_SECONDS = 0.1
 
 
 @dataclass(slots=True)
 class _Caller:
     request: Request
-    reply: asyncio.Future[Reply]
+    reply: asyncio.Future[Reply | None]  # None: `batch` is yours alone, run it
     divisible: bool
     batch: Batch | None = None
 
@@ -33,7 +38,7 @@ class _Caller:
 class Dispatch:
     """Answers through `endpoints`, one service per endpoint of the dispatcher, in batches.
 
-    `unready` gives the numbers of endpoints that are known not to be ready.
+    `unready` gives the numbers of endpoints that are known not to be ready; without a `budget` nothing is sent again.
     """
 
     def __init__(
@@ -42,11 +47,14 @@ class Dispatch:
         endpoints: tuple[Service, ...],
         now: Callable[[], float],
         unready: Callable[[], Collection[int]] = tuple,
+        budget: RetryBudget | None = None,
     ) -> None:
         self.dispatcher = dispatcher
         self._endpoints = endpoints
         self._now = now
         self._unready = unready
+        # With one endpoint there is no elsewhere.
+        self._budget = budget if len(endpoints) > 1 else None
         self._due = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
@@ -67,17 +75,29 @@ class Dispatch:
         key = (request.model, request.version, rows.signature(infer)) if count else None
         self.dispatcher.offer(entry, key)
         self._schedule()
-        try:
-            return await caller.reply
-        except asyncio.CancelledError:
-            self._leave(entry, caller)
-            raise
+        while True:
+            try:
+                given = await caller.reply
+            except asyncio.CancelledError:
+                self._leave(entry, caller)
+                raise
+            if given is not None:
+                return given
+            # A batch of one is run by its caller: no task, and no future, stands between them.
+            assert caller.batch is not None
+            reply = await self._alone(caller.batch, entry)
+            if reply is not None:
+                return reply
 
     def _leave(self, entry: Entry, caller: _Caller) -> None:
         if self.dispatcher.withdraw(entry):
             return
         batch = caller.batch
-        if batch in self._running and not any(map(_wanted, batch.entries)):
+        if batch is None:
+            return
+        if batch not in self._running:  # its own, and not begun
+            self._over(batch)
+        elif not any(map(_wanted, batch.entries)):
             self._running[batch].cancel()
 
     def _schedule(self) -> None:
@@ -88,13 +108,17 @@ class Dispatch:
     def _turn(self) -> None:
         self._due = False
         now = self._now()
-        step = self.dispatcher.step(now, self._unready())
+        unready = self._unready()
+        step = self.dispatcher.step(now, unready)
         for entry in step.expired:
             self._expire(entry, now)
         for batch in step.batches:
             self._start(batch)
-        if step.wake is not None and step.wake < self._timer_at:
-            self._set_timer(step.wake, now)
+        wake = step.wake
+        if wake is not None and unready:
+            wake = min(wake, now + _LOOK_AGAIN_SECONDS)
+        if wake is not None and wake < self._timer_at:
+            self._set_timer(wake, now)
 
     def _set_timer(self, at: float, now: float) -> None:
         if self._timer is not None:
@@ -124,6 +148,15 @@ class Dispatch:
     def _start(self, batch: Batch) -> None:
         for entry in batch.entries:
             entry.caller.batch = batch
+        if self._budget is not None:
+            self._budget.earn()
+        if len(batch.entries) == 1:
+            caller = batch.entries[0].caller
+            if caller.reply.done():
+                self._over(batch)
+            else:
+                caller.reply.set_result(None)
+            return
         # An empty context: a batch belongs to none of its callers.
         task = asyncio.get_running_loop().create_task(self._answer(batch, batch.entries), context=Context())
         self._running[batch] = task
@@ -136,8 +169,34 @@ class Dispatch:
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is not None:
             _fail(batch.entries, error)
+        self._over(batch)
+
+    def _over(self, batch: Batch) -> None:
+        """Gives the slot of a batch back."""
         self.dispatcher.done(batch, self._now())
-        self._schedule()
+        for entry in batch.entries:
+            # Batch, entry and caller hold each other: what is cut here, the garbage collector need not look for.
+            if entry.caller.batch is batch:
+                entry.caller.batch = None
+        if self.dispatcher.waiting_rows:
+            self._schedule()
+
+    async def _alone(self, batch: Batch, entry: Entry) -> Reply | None:
+        """The reply to the only entry of a batch; None where it was put back, to wait for another endpoint."""
+        began = self._now()
+        try:
+            reply = await self._endpoints[batch.endpoint](_merged(batch.entries))
+            service = self._now() - began
+            (answer,) = _shares(reply, batch.entries)
+        except NEVER_EXECUTED:
+            entry.caller.reply = asyncio.get_running_loop().create_future()
+            self._elsewhere(batch, batch.entries)
+            if entry.queued:
+                return None
+            raise
+        finally:
+            self._over(batch)
+        return Reply(answer, (_hop(entry, batch, reply, entry.rows, service),))
 
     async def _answer(self, batch: Batch, entries: list[Entry]) -> None:
         """Answers `entries`, a part of `batch`, in one upstream call, or by halves where that failed."""
@@ -157,23 +216,33 @@ class Dispatch:
             await self._answer(batch, entries[:half])
             await self._answer(batch, entries[half:])
             return
+        except NEVER_EXECUTED as failure:
+            self._elsewhere(batch, entries)
+            _fail([entry for entry in entries if not entry.queued], failure)
+            return
         except Failure as failure:
             _fail(entries, failure)
             return
         rows_sent = sum(entry.rows for entry in entries)
-        endpoint = reply.trail[-1].endpoint if reply.trail else ""
         for entry, answer in zip(entries, answers, strict=True):
-            hop = Hop(
-                tier="",
-                rows=tuple(range(entry.rows)),
-                endpoint=endpoint,
-                batch_rows=rows_sent,
-                queued=batch.started - entry.arrived,
-                service=service,
-                reason=batch.reason,
-            )
             if not entry.caller.reply.done():
-                entry.caller.reply.set_result(Reply(answer, (hop,)))
+                entry.caller.reply.set_result(Reply(answer, (_hop(entry, batch, reply, rows_sent, service),)))
+
+    def _elsewhere(self, batch: Batch, entries: list[Entry]) -> None:
+        """Puts back what another endpoint may get of `entries`, never executed; nothing for callers that left."""
+        if self._budget is None:
+            return
+        now, unready = self._now(), self._unready()
+        for entry in entries:
+            # The time at an endpoint that could not be reached was no time in the queue.
+            entry.limit = min(entry.caller.request.deadline, entry.limit + now - batch.started)
+        again = [
+            entry
+            for entry in entries
+            if _wanted(entry) and entry.limit > now and self.dispatcher.another(entry, batch, unready)
+        ]
+        if again and self._budget.take():
+            self.dispatcher.requeue(batch, again)
 
 
 # Statuses that a single bad row may cause; any other (busy, down, forbidden) would be the same for every half.
@@ -185,6 +254,19 @@ def _blames_content(failure: BackendFailed | BadReply | BadRequest) -> bool:
     if not isinstance(failure, BackendFailed):
         return True
     return failure.status in (_GRPC_BLAMES if failure.grpc else _HTTP_BLAMES)
+
+
+def _hop(entry: Entry, batch: Batch, reply: Reply, rows_sent: int, service: float) -> Hop:
+    return Hop(
+        tier="",
+        rows=tuple(range(entry.rows)),
+        endpoint=reply.trail[-1].endpoint if reply.trail else "",
+        batch_rows=rows_sent,
+        queued=batch.started - entry.arrived,
+        service=service,
+        reason=batch.reason,
+        retries=len(entry.tried),
+    )
 
 
 def _wanted(entry: Entry) -> bool:

@@ -3,10 +3,14 @@
 Theory of operation. Entries that may share a batch wait in one lane, found by its key. An endpoint runs `slots` batches
 at once. `step(now)` runs once per loop turn, after everything that arrived in that turn has been offered, so that rows
 which arrive together leave together. It first fails what has waited past its limit, then fills every free slot: the
-lane whose head has waited longest gives a batch of at most `max_rows` rows, to the endpoint with most free slots (one
-that is known not to be ready fails fast, and would else attract everything: it comes last). A
+lane whose head has waited longest gives a batch of at most `max_rows` rows, to the endpoint with most free slots. A
 free slot releases a batch at once (greedy): while all slots are busy the lanes fill by themselves, which is where
 batches come from. A batch is decided at the moment it leaves, so that it grows until then.
+
+Replicas. An endpoint that is known not to be ready fails fast, and would attract everything: its slots count only while
+no endpoint is ready. What an endpoint did not take (it never got it, or it was busy) may be put back: to its old place,
+before all that arrived later, with the limit that it came with. There it waits for an endpoint that is ready and was
+not tried, while there is one; so each is tried once, and it ends.
 
 Bounds. At most `queue_rows` rows wait in all (an offer beyond is Rejected, with the time the present queue needs as
 Retry-After), and none longer than the limit it came with. Work that is larger than `max_rows` passes alone.
@@ -73,12 +77,10 @@ class Dispatcher:
                 retry_after=self.predicted_wait(),
             )
         entry.lane = key
-        lane = self._lanes.get(key)
-        if lane is None:
-            lane = self._lanes[key] = Lane(key)
-        lane.add(entry)
+        entry.number = next(self._numbers)
+        self._lane(key).add(entry)
         self.waiting_rows += entry.rows
-        heapq.heappush(self._limits, (entry.limit, next(self._numbers), entry))
+        heapq.heappush(self._limits, (entry.limit, entry.number, entry))
 
     def withdraw(self, entry: Entry) -> bool:
         """Takes a queued entry out, for a caller that has left; False where it has left the queue already."""
@@ -89,14 +91,16 @@ class Dispatcher:
         return True
 
     def step(self, now: float, unready: Collection[int] = ()) -> Step:
-        """Everything that is due at `now`. Endpoints that are `unready` get a batch only where no other has a slot."""
+        """Everything that is due at `now`. Endpoints that are `unready` get a batch only where all are."""
         step = Step()
         while self._limits and self._limits[0][0] <= now:
             entry = heapq.heappop(self._limits)[2]
-            if self.withdraw(entry):
+            # An entry that was put back may have got more time: then it stands here once more.
+            if entry.limit <= now and self.withdraw(entry):
                 step.expired.append(entry)
-        while (endpoint := self._freest(unready)) is not None and (lane := self._oldest()) is not None:
-            entries = lane.take(self.limits.max_rows)
+        while (choice := self._next(unready)) is not None:
+            lane, endpoint = choice
+            entries = lane.take(self.limits.max_rows, endpoint)
             rows = sum(entry.rows for entry in entries)
             self.waiting_rows -= rows
             self.free[endpoint] -= 1
@@ -117,28 +121,59 @@ class Dispatcher:
             # A plain moving average (weight 1/8) is enough for a Retry-After.
             self._seconds_per_row += (sample - self._seconds_per_row) / 8 if self._seconds_per_row else sample
 
+    def another(self, entry: Entry, batch: Batch, unready: Collection[int]) -> bool:
+        """Whether `entry`, which left in `batch`, has an endpoint left that is ready and was not tried."""
+        count = len(self.free)
+        return len(entry.tried) < count - 1 and len({batch.endpoint, *entry.tried, *unready}) < count
+
+    def requeue(self, batch: Batch, entries: list[Entry]) -> None:
+        """Puts back `entries` of a batch that its endpoint did not take; the slot is held until `done`."""
+        for entry in entries:
+            entry.tried += (batch.endpoint,)
+            batch.entries.remove(entry)
+            batch.rows -= entry.rows
+            self.waiting_rows += entry.rows
+            heapq.heappush(self._limits, (entry.limit, next(self._numbers), entry))
+        self._lane(entries[0].lane).restore(entries)
+
     def predicted_wait(self) -> float:
         """Seconds until a row that is queued now would start, from the recent time per row; at least one second."""
         slots = self.limits.slots * len(self.free)
         return max(1.0, self.waiting_rows * self._seconds_per_row / slots)
 
-    def _freest(self, unready: Collection[int]) -> int | None:
-        """The endpoint with most free slots, the ready ones first; ties go round."""
-        count = len(self.free)
-        if count == 1:
-            return 0 if self.free[0] else None
-        order = [(i + self._turn) % count for i in range(count) if self.free[(i + self._turn) % count]]
-        return max(order, key=lambda i: (i not in unready, self.free[i]), default=None)
+    def _lane(self, key: Hashable) -> Lane:
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = Lane(key)
+        return lane
 
-    def _oldest(self) -> Lane | None:
-        """The lane whose head has waited longest. Empty lanes are dropped on the way."""
-        oldest: Lane | None = None
+    def _next(self, unready: Collection[int]) -> tuple[Lane, int] | None:
+        """The lane whose head has waited longest of those that a free slot is for, and the endpoint of that slot.
+
+        Empty lanes are dropped on the way.
+        """
+        if not any(self.free):
+            return None
+        choice: tuple[Lane, int] | None = None
         since = 0.0
         for key in list(self._lanes):
             lane = self._lanes[key]
             head = lane.head
             if head is None:
                 del self._lanes[key]
-            elif oldest is None or head.arrived < since:
-                oldest, since = lane, head.arrived
-        return oldest
+            elif choice is None or head.arrived < since:
+                endpoint = self._freest(unready, head.tried)
+                if endpoint is not None:
+                    choice, since = (lane, endpoint), head.arrived
+        return choice
+
+    def _freest(self, unready: Collection[int], tried: Collection[int]) -> int | None:
+        """The endpoint with most free slots among the best there are, None where those are busy; ties go round."""
+        count = len(self.free)
+        if count == 1:
+            return 0 if self.free[0] else None
+        every = [(i + self._turn) % count for i in range(count)]
+        ready = [i for i in every if i not in unready] or every
+        fresh = [i for i in ready if i not in tried] or ready
+        best = max(fresh, key=self.free.__getitem__)
+        return best if self.free[best] else None

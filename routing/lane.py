@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -12,7 +13,8 @@ from typing import Any
 class Entry:
     """One caller's work while it waits. `limit` is the time at which waiting stops making sense, in clock seconds.
 
-    An entry that is `alone` never shares a batch. `caller` is whatever the shell keeps of the caller; the dispatcher
+    An entry that is `alone` never shares a batch. `number` is its place among all arrivals; `tried` holds the endpoints
+    that did not take it. `caller` is whatever the shell keeps of the caller; the dispatcher
     never looks at it.
     """
 
@@ -22,6 +24,8 @@ class Entry:
     caller: Any
     alone: bool = False
     lane: Hashable = None
+    number: int = 0
+    tried: tuple[int, ...] = ()
     queued: bool = field(default=False, init=False)
 
 
@@ -40,6 +44,13 @@ class Lane:
         self._entries.append(entry)
         self.rows += entry.rows
 
+    def restore(self, entries: list[Entry]) -> None:
+        """Puts back entries that were taken, in order, before all that arrived after them."""
+        for entry in entries:
+            entry.queued = True
+            self.rows += entry.rows
+        self._entries = deque(heapq.merge(entries, self._entries, key=lambda entry: entry.number))
+
     def remove(self, entry: Entry) -> None:
         """Takes out an entry that is queued here."""
         entry.queued = False
@@ -53,12 +64,15 @@ class Lane:
             entries.popleft()
         return entries[0] if entries else None
 
-    def take(self, max_rows: int) -> list[Entry]:
-        """The next batch: entries in order up to `max_rows`; an entry larger than that goes alone, as it is."""
+    def take(self, max_rows: int, endpoint: int = 0) -> list[Entry]:
+        """The next batch for `endpoint`: entries in order up to `max_rows`; one larger than that goes alone, as it is.
+
+        Entries that the endpoint did not take before follow none.
+        """
         taken: list[Entry] = []
         rows = 0
         while (entry := self.head) is not None:
-            if taken and (entry.alone or taken[0].alone or rows + entry.rows > max_rows):
+            if taken and (entry.alone or taken[0].alone or rows + entry.rows > max_rows or endpoint in entry.tried):
                 break
             self._entries.popleft()
             self.remove(entry)

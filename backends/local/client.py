@@ -60,6 +60,9 @@ class LocalClient:
             self._loading, self._reason = None, ""
         return await self._missing(deadline)
 
+    def refresh(self) -> None:
+        """Has no addresses to follow."""
+
     async def close(self) -> None:
         """Waits for the calls that run; later ones are refused as unreachable."""
         await self._pool.close()

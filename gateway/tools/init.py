@@ -28,7 +28,7 @@ def policy_text(found: Survey) -> str:
 
 
 def _lines(found: Survey) -> Iterator[str]:
-    yield f"# Written by `headrace init {found.http}` for {_shown(found.server)}; models ready: {len(found.models)}."
+    yield f"# Written by `headrace init {found.http}` for {shown(found.server)}; models ready: {len(found.models)}."
     yield "# `headrace check` tells what is wrong with it, `headrace explain` every value in effect, defaults included."
     yield ""
     if taken := _local_ports(found):
@@ -57,16 +57,16 @@ def _lines(found: Survey) -> Iterator[str]:
     if found.skipped:
         yield ""
         yield "# Left out:"
-        yield from (f"#   {_shown(name)}: {_one_line(reason)}" for name, reason in found.skipped)
+        yield from (f"#   {shown(name)}: {one_line(reason)}" for name, reason in found.skipped)
 
 
 def _backend(model: Model, models: Mapping[str, Model]) -> Iterator[str]:
     kind = model.metadata.platform or "of unknown platform"
-    yield f"  # {_shown(model.name)}, {_shown(kind)}"
+    yield f"  # {shown(model.name)}, {shown(kind)}"
     optional = {tensor.name for tensor in model.config.input if tensor.optional} if model.config else set()
     for way, tensors in (("in ", model.metadata.inputs), ("out", model.metadata.outputs)):
         for tensor in tensors:
-            yield f"  #   {way} {_tensor(tensor)}{' optional' if way == 'in ' and tensor.name in optional else ''}"
+            yield f"  #   {way} {tensor_text(tensor)}{' optional' if way == 'in ' and tensor.name in optional else ''}"
     yield f"  {_scalar(model.name)}:"
     yield "    endpoints: [*server]"
     yield f"    model: {_scalar(model.name)}"
@@ -111,7 +111,7 @@ def unmergeable(model: Model, models: Mapping[str, Model]) -> str:
             inner = models.get(step.model_name)
             # An ensemble within an ensemble is not looked into: it could name itself.
             if inner is None or not inner.config or inner.config.ensemble_scheduling or unmergeable(inner, models):
-                return f"it is an ensemble, and rows cannot be merged in its step {_shown(step.model_name)}"
+                return f"it is an ensemble, and rows cannot be merged in its step {shown(step.model_name)}"
     return ""
 
 
@@ -137,8 +137,8 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _tensor(tensor: Tensor) -> str:
-    return f"{_shown(tensor.name)} {_shown(tensor.datatype)} {tensor.shape}"
+def tensor_text(tensor: Tensor) -> str:
+    return f"{shown(tensor.name)} {shown(tensor.datatype)} {tensor.shape}"
 
 
 def _scalar(text: str) -> str:
@@ -146,11 +146,12 @@ def _scalar(text: str) -> str:
     return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
 
-def _shown(text: str) -> str:
-    """What the server says, in a comment: one line whatever it is."""
+def shown(text: str) -> str:
+    """What a server says, in a comment or on a terminal: one line whatever it is."""
     short = clip(text)
     return short if short.isascii() and short.isprintable() and short else json.dumps(short)
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
+    """Whatever a server says, without what would steer a terminal."""
     return "".join(c if c.isprintable() else " " for c in text)

@@ -45,9 +45,10 @@ def diff(policy_file: PolicyFile, admin: Admin = ADMIN) -> None:
     """Compare the policy in force with a file: exit code 0 where they say the same, 1 where not."""
     from gateway.admin import plain
 
-    # The listeners are the process's, and the versions differ by definition.
+    # The listeners are the process's, the versions differ by definition, and the rest is what only a gateway tells.
+    others = ("listen", "version", "refused", "history", "workers")
     running, wanted = (
-        _flat({key: value for key, value in document.items() if key not in ("listen", "version", "refused", "history")})
+        _flat({key: value for key, value in document.items() if key not in others})
         for document in (ask("GET", admin, "/policy"), plain(_loaded(policy_file)))
     )
     changes = 0

@@ -1,4 +1,4 @@
-"""Asks a live KServe v2 server what it is and which models it has ready, for `headrace init`.
+"""What a live KServe v2 server says of itself and of its models; asks one for all of them, for `headrace init`.
 
 What comes back is untrusted: it is decoded into the few fields that are needed, and a reply of another form is said so.
 """
@@ -38,6 +38,7 @@ class Tensor(msgspec.Struct, frozen=True):
 
 class Metadata(msgspec.Struct, frozen=True):
     platform: str = ""
+    versions: list[str] = []
     inputs: list[Tensor] = []
     outputs: list[Tensor] = []
 
@@ -78,6 +79,13 @@ class Config(msgspec.Struct, frozen=True):
     ensemble_scheduling: Steps | None = None
 
     @property
+    def kind(self) -> str:
+        """What it is, where one call does not have one answer of its own; else empty."""
+        if self.model_transaction_policy.decoupled:
+            return "decoupled"
+        return "a sequence model" if self.sequence_batching is not None else ""
+
+    @property
     def instances(self) -> int:
         """How many executions run at once; a group on GPUs has its count on each of them. 0: unknown."""
         return sum(
@@ -114,7 +122,7 @@ class _Entry(msgspec.Struct, frozen=True):
     state: str = ""
 
 
-class _About(msgspec.Struct, frozen=True):
+class About(msgspec.Struct, frozen=True):
     name: str
     version: str = ""
 
@@ -127,13 +135,13 @@ def survey(http: str, grpc: str | None, said: Callable[[str], None]) -> Survey:
     # A proxy of the environment is for the web; the gateway itself does not use one either.
     with httpx.Client(base_url=http, timeout=_TIMEOUT_S, trust_env=False) as client:
         try:
-            about = _decoded(client.get("/v2"), _About)
+            about = decoded(client.get("/v2"), About)
         except Unusable as error:
             raise Unusable(f"{http} is no KServe v2 server: {error}") from None
         except httpx.HTTPError as error:
-            raise Unusable(f"nothing answers at {http}: {_cause(error)}") from None
+            raise Unusable(f"nothing answers at {http}: {cause(error)}") from None
         try:
-            listed = _decoded(client.post("/v2/repository/index", json={}), list[_Entry])
+            listed = decoded(client.post("/v2/repository/index", json={}), list[_Entry])
             ready = dict.fromkeys(entry.name for entry in listed if entry.state == "READY")
             if not ready:
                 others = len({entry.name for entry in listed})
@@ -151,17 +159,17 @@ def survey(http: str, grpc: str | None, said: Callable[[str], None]) -> Survey:
         except Unusable as error:
             raise Unusable(str(error) if str(error).startswith(http) else f"{http} lists no models: {error}") from None
         except httpx.HTTPError as error:
-            raise Unusable(f"{http} stopped answering: {_cause(error)}") from None
+            raise Unusable(f"{http} stopped answering: {cause(error)}") from None
     said("trying gRPC")
     answers = grpc if grpc and speaks_http2(grpc) else None
     return Survey(f"{about.name} {about.version}".strip(), http, answers, tuple(models), tuple(skipped))
 
 
-def speaks_http2(target: str) -> bool:
-    """Whether the server at `host:port` answers as gRPC's transport does."""
+def speaks_http2(target: str, timeout: float = _TIMEOUT_S) -> bool:
+    """Whether the server at `host:port` answers as gRPC's transport does; `timeout` is in seconds."""
     host, _, port = target.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_TIMEOUT_S) as connection:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout) as connection:
             connection.sendall(_PREFACE)
             head = connection.recv(9, socket.MSG_WAITALL)
             return len(head) == 9 and head[3] == _SETTINGS
@@ -173,13 +181,14 @@ def _model(client: httpx.Client, name: str) -> Model:
     if not NAME.fullmatch(name):
         raise Unusable(f"its name is not {A_NAME}")
     path = f"/v2/models/{quote(name, safe='')}"
-    metadata = _decoded(client.get(path), Metadata)
+    metadata = decoded(client.get(path), Metadata)
     answer = client.get(f"{path}/config")
     missing = answer.status_code in (404, 405, 501)  # an extension of Triton's
-    return Model(name, metadata, None if missing else _decoded(answer, Config))
+    return Model(name, metadata, None if missing else decoded(answer, Config))
 
 
-def _decoded(response: httpx.Response, kind: type[S]) -> S:
+def decoded(response: httpx.Response, kind: type[S]) -> S:
+    """What a reply says. Raises Unusable."""
     asked = f"{response.request.method} {response.request.url.path}"
     if response.status_code != 200:
         raise Unusable(f"{asked} answered {response.status_code}")
@@ -189,5 +198,6 @@ def _decoded(response: httpx.Response, kind: type[S]) -> S:
         raise Unusable(f"{asked} answered something else: {' '.join(str(error).split())}") from None
 
 
-def _cause(error: httpx.HTTPError) -> str:
+def cause(error: httpx.HTTPError) -> str:
+    """Why nothing came, in one line."""
     return " ".join(str(error).split()) or type(error).__name__

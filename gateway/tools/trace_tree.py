@@ -7,12 +7,18 @@ from typing import Any
 from rich.markup import escape
 from rich.tree import Tree
 
-# Attributes that repeat the span's place in the tree.
-_SILENT = frozenset({"headrace.model", "headrace.policy", "error.type"})
+# What repeats the span's place in the tree or its name here.
+_SILENT = frozenset({"headrace.model", "headrace.policy", "headrace.kind"})
+_STATUS = ("http.response.status_code", "rpc.response.status_code")
+_INFER = ("infer", "ModelInfer")
 
 
 def tree(document: dict[str, Any]) -> Tree:
-    """The tree of a document of the admin API's `/traces/{id}`."""
+    """The tree of a document of the admin API's `/traces/{id}`.
+
+    A call is shown by a short name (`edge http`, `triton MODEL`), and by what the conventions call it only where it is
+    no inference; of their attributes the status alone.
+    """
     spans = document["spans"]
     start = min((span["start_unix_ns"] for span in spans), default=0)
     root = Tree(f"trace [bold]{escape(document['trace_id'])}[/bold]")
@@ -26,14 +32,31 @@ def tree(document: dict[str, Any]) -> Tree:
 
 def _line(span: dict[str, Any], start: int, *, other: bool) -> str:
     at_ms = (span["start_unix_ns"] - start) / 1e6
-    words = " ".join(
-        f"{escape(k.removeprefix('headrace.'))}={escape(str(v))}"
-        for k, v in span["attributes"].items()
-        if k not in _SILENT
-    )
-    line = f"[bold]{escape(span['name'])}[/bold]  {span['duration_ms']:.2f} ms  [dim]at {at_ms:.2f}  {words}[/dim]"
+    words = " ".join(f"{escape(k)}={escape(str(v))}" for k, v in _words(span).items())
+    line = f"[bold]{escape(_name(span))}[/bold]  {span['duration_ms']:.2f} ms  [dim]at {at_ms:.2f}  {words}[/dim]"
     if other:
         line += " [dim](shared batch)[/dim]"
-    if span["error"]:
+    if span["error"] is not None:
         line += f" [red]{escape(span['error'])}[/red]"
     return line
+
+
+def _name(span: dict[str, Any]) -> str:
+    attributes = span["attributes"]
+    if span["kind"] == "server":
+        return "edge grpc" if "rpc.method" in attributes else "edge http"
+    if span["kind"] == "client":
+        return f"{attributes.get('headrace.kind', 'call')} {attributes.get('headrace.model', '')}".strip()
+    return str(span["name"])
+
+
+def _words(span: dict[str, Any]) -> dict[str, Any]:
+    attributes, words = span["attributes"], {}
+    called = span["kind"] in ("server", "client")
+    if called and span["name"].rpartition("/")[2] not in _INFER:
+        words["call"] = span["name"]
+    status = next((attributes[name] for name in _STATUS if name in attributes), None)
+    if span["kind"] == "server" and status is not None:
+        words["status"] = status
+    own = {k: v for k, v in attributes.items() if k.startswith("headrace.") and k not in _SILENT}
+    return words | {k.removeprefix("headrace."): v for k, v in own.items()}

@@ -29,7 +29,7 @@ X = fp32("X", [[1, 2, 3], [4, 5, 6]])
 
 def infer(*inputs: Tensor, outputs: tuple[Wanted, ...] = (), version: str = "", **parameters: Any) -> Request:
     content = Infer(Tensors.of(inputs), outputs, parameters)
-    return Request(model="public", version=version, content=content, deadline=time.monotonic() + 10)
+    return Request(model="public", version=version, content=content)
 
 
 def answered(path: str, request: Request) -> Answer:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
+import grpc
 import httpx
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from backends.proto import kserve_pb2 as pb
 from deploy.demo.repository import write_test_models
 from deploy.demo.triton import Triton, ensure_venv
+from tests.support.otlp import Sink, attributes, collector
 from tests.support.serve import Served, free_port, served, within
 from tests.support.triton import VENV
 
+SERVICE = "inference.GRPCInferenceService"
+IDS = ("a1" * 16, "b2" * 16, "c3" * 16)
 BODY = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 16], "data": [1.0] * 16}]}
 POLICY = """
 backends:
@@ -28,61 +28,6 @@ backends:
 routes:
   r: {{backend: b}}
 """
-
-
-class _Json:
-    """What the tests look at in a span that came as JSON."""
-
-    def __init__(self, span: dict[str, Any]) -> None:
-        self.trace_id = bytes.fromhex(span["traceId"])
-        self.parent_span_id = bytes.fromhex(span.get("parentSpanId", ""))
-
-
-class Sink:
-    """A collector that keeps the spans it is sent: `(service, span)`."""
-
-    def __init__(self) -> None:
-        self.spans: list[tuple[str, Any]] = []
-
-    def take(self, body: bytes, kind: str) -> None:
-        if kind.startswith("application/json"):  # Triton's form, whose ids are hexadecimal
-            for resource in json.loads(body)["resourceSpans"]:
-                for scope in resource["scopeSpans"]:
-                    self.spans += [("triton", _Json(span)) for span in scope["spans"]]
-            return
-        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-            service = next((a.value.string_value for a in resource.resource.attributes if a.key == "service.name"), "")
-            self.spans += [(service, span) for scope in resource.scope_spans for span in scope.spans]
-
-    def of(self, trace_id: str) -> list[tuple[str, Any]]:
-        return [(service, span) for service, span in self.spans if span.trace_id.hex() == trace_id]
-
-
-@contextmanager
-def collector() -> Iterator[tuple[Sink, str]]:
-    sink = Sink()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            body = gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body
-            sink.take(body, self.headers["content-type"])
-            self.send_response(200)
-            self.send_header("content-length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield sink, f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @contextmanager
@@ -118,12 +63,58 @@ def test_tritons_spans_join_our_trace(protocol: str, tmp_path: Path, monkeypatch
         trace_id = "ab" * 16
         ask(gateway, trace_id)
         assert within(20, lambda: len({service for service, _ in sink.of(trace_id)}) == 2)
-        ours = {span.name: span for service, span in sink.of(trace_id) if service == "headrace"}
+        spans = [span for service, span in sink.of(trace_id) if service == "headrace"]
+        kinds = {span.kind: span for span in spans if span.kind != span.SPAN_KIND_INTERNAL}
+        root, call = kinds[spans[0].SPAN_KIND_SERVER], kinds[spans[0].SPAN_KIND_CLIENT]
         theirs = [span for service, span in sink.of(trace_id) if service != "headrace"]
-        assert {"edge http", "dispatch", "batch", "triton rowsum"} <= ours.keys()
-        assert ours["edge http"].parent_span_id.hex() == "00f067aa0ba902b7"
-        assert ours["triton rowsum"].span_id in {span.parent_span_id for span in theirs}
+        ours = {span.name: span for span in spans}
+        assert root.name == "POST /v2/models/{model}/infer"
+        assert call.name == {"http": root.name, "grpc": "inference.GRPCInferenceService/ModelInfer"}[protocol]
+        assert root.parent_span_id.hex() == "00f067aa0ba902b7"
+        assert attributes(root)["client.address"] == "127.0.0.1"
+        assert str(attributes(root)["server.port"]) == gateway.http.rpartition(":")[2]
+        assert call.span_id in {span.parent_span_id for span in theirs}
         assert [link.span_id for link in ours["batch"].links] == [ours["dispatch"].span_id]
+
+
+def test_a_call_that_came_over_grpc_is_told_by_rpc_conventions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with collector() as (sink, url):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        policy = tmp_path / "policy.yaml"
+        dead = f"127.0.0.1:{free_port()}"
+        policy.write_text(POLICY.format(http=dead, grpc=dead, protocol="grpc"))
+        with served(tmp_path, str(policy), wait=(503,)) as gateway, grpc.insecure_channel(gateway.grpc) as channel:
+            for trace_id, method, message in (
+                (IDS[0], "ModelInfer", infer_of("r")),
+                (IDS[1], "ModelInfer", infer_of("nobody")),
+                (IDS[2], "ModelMetadata", b"\n\1r"),  # field 1, the model's name
+            ):
+                parent = (("traceparent", f"00-{trace_id}-00f067aa0ba902b7-01"),)
+                with pytest.raises(grpc.RpcError):
+                    channel.unary_unary(f"/{SERVICE}/{method}")(message, metadata=parent, timeout=10)
+            assert within(20, lambda: all(roots(sink, trace_id) for trace_id in IDS))
+    (down,), (unknown,), (relayed,) = (roots(sink, trace_id) for trace_id in IDS)
+    assert (down.name, down.status.code) == (f"{SERVICE}/ModelInfer", down.status.STATUS_CODE_ERROR)
+    told = attributes(down)
+    assert told.items() >= {
+        "rpc.system.name": "grpc", "rpc.method": down.name, "rpc.response.status_code": "UNAVAILABLE",
+        "error.type": "Unreachable", "client.address": "127.0.0.1", "headrace.model": "r",
+    }.items()  # fmt: skip
+    assert unknown.status.code == unknown.status.STATUS_CODE_UNSET  # its caller's affair
+    assert attributes(unknown)["rpc.response.status_code"] == "NOT_FOUND"
+    assert "nobody" in attributes(unknown)["headrace.failure"]
+    assert relayed.name == f"{SERVICE}/ModelMetadata"
+
+
+def infer_of(model: str) -> bytes:
+    request = pb.ModelInferRequest(model_name=model, raw_input_contents=[bytes(64)])
+    request.inputs.add(name="X", datatype="FP32", shape=[1, 16])
+    return request.SerializeToString()
+
+
+def roots(sink: Sink, trace_id: str) -> list[Any]:
+    return [span for _, span in sink.of(trace_id) if span.kind == span.SPAN_KIND_SERVER]
 
 
 def test_the_standard_sampler_and_name_are_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

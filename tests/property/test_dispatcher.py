@@ -1,9 +1,10 @@
-"""The dispatcher under any sequence of arrivals, departures and completions."""
+"""The dispatcher under any sequence of arrivals, departures, completions, refusals and endpoints that come and go."""
 
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from itertools import pairwise
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,6 +32,8 @@ events = st.lists(
     arrivals
     | st.tuples(st.just("leave"), st.randoms(use_true_random=False))
     | st.tuples(st.just("done"), st.randoms(use_true_random=False))
+    | st.tuples(st.just("refuse"), st.randoms(use_true_random=False))
+    | st.tuples(st.just("flap"), st.integers(0, 2))
     | st.tuples(st.just("turn"), st.sampled_from([0.0, 0.1, 0.5]))
     | st.tuples(st.just("wake")),
     max_size=60,
@@ -47,8 +50,9 @@ class World:
         self.wake: float | None = None
         self.fate: dict[Entry, str] = {}
         self.number: dict[Entry, int] = {}
-        self.sent: dict[object, list[Entry]] = defaultdict(list)
         self.running: list[Batch] = []
+        self.free = [spec.slots] * endpoints
+        self.unready: set[int] = set()
 
     @property
     def waiting(self) -> list[Entry]:
@@ -80,10 +84,48 @@ class World:
     def done(self, chance: random.Random) -> None:
         if self.running:
             batch = self.running.pop(chance.randrange(len(self.running)))
-            self.dispatcher.done(batch, self.now)
+            self.finish(batch)
+
+    def finish(self, batch: Batch) -> None:
+        self.dispatcher.done(batch, self.now)
+        self.free[batch.endpoint] += 1
+
+    def refuse(self, chance: random.Random) -> None:
+        """An endpoint does not take a batch: a part of it goes back, while the rest is failed, or its callers left."""
+        if not self.running:
+            return
+        batch = self.running.pop(chance.randrange(len(self.running)))
+        entries = list(batch.entries)
+        again = [
+            entry
+            for entry in entries
+            if chance.random() < 0.8 and entry.limit > self.now and self.dispatcher.another(entry, batch, self.unready)
+        ]
+        if again:
+            self.dispatcher.requeue(batch, again)
+        for entry in again:
+            assert self.fate[entry] == "sent"
+            self.fate[entry] = "waiting"
+            assert len(entry.tried) < len(self.free)
+        assert batch.entries == [entry for entry in entries if entry not in again]
+        assert batch.rows == sum(entry.rows for entry in batch.entries)
+        self.finish(batch)
+
+    def heads(self) -> dict[object, Entry]:
+        """Who is next in each lane."""
+        heads: dict[object, Entry] = {}
+        for entry in sorted(self.waiting, key=self.number.__getitem__):
+            heads.setdefault(entry.lane, entry)
+        return heads
+
+    def fit(self, entry: Entry) -> set[int]:
+        """The endpoints that an entry may go to, were they free."""
+        every = set(range(len(self.free)))
+        ready = every - self.unready or every
+        return ready - set(entry.tried) or ready
 
     def step(self) -> None:
-        step = self.dispatcher.step(self.now)
+        step = self.dispatcher.step(self.now, self.unready)
         for entry in step.expired:
             assert self.fate[entry] == "waiting"
             assert entry.limit <= self.now
@@ -93,11 +135,43 @@ class World:
         self.wake = step.wake
         waiting = self.waiting
         assert all(entry.limit > self.now for entry in waiting)
-        assert not (waiting and self.dispatcher.running < self.spec.slots * len(self.dispatcher.free))
+        for head in self.heads().values():
+            assert not any(self.free[i] for i in self.fit(head)), "a free slot releases a batch"
         assert step.wake == min((entry.limit for entry in waiting), default=None)
         assert self.dispatcher.waiting_rows == sum(entry.rows for entry in waiting)
-        assert all(0 <= free <= self.spec.slots for free in self.dispatcher.free)
+        assert self.dispatcher.free == self.free
+        assert all(0 <= free <= self.spec.slots for free in self.free)
         assert self.dispatcher.running == len(self.running)
+
+    def happens(self, event: tuple[Any, ...]) -> None:
+        match event:
+            case "arrive", *arguments:
+                self.arrive(*arguments)
+            case "leave", chance:
+                self.leave(chance)
+            case "done", chance:
+                self.done(chance)
+                self.step()
+            case "refuse", chance:
+                self.refuse(chance)
+                self.step()
+            case "flap", endpoint:
+                self.unready ^= {endpoint} & set(range(len(self.free)))
+            case "turn", seconds:
+                self.now += seconds
+                self.step()
+            case ("wake",) if self.wake is not None:
+                self.now = max(self.now, self.wake)
+                self.step()
+
+    def ends(self) -> None:
+        """Every batch comes back: then nothing is left, and nothing was lost."""
+        while self.running or self.waiting:
+            self.done(random.Random(0))
+            self.step()
+        assert self.dispatcher.waiting_rows == self.dispatcher.running == 0
+        assert set(self.fate.values()) <= {"sent", "expired", "withdrawn"}
+        assert self.dispatcher.step(self.now + 10).wake is None
 
     def check(self, batch: Batch) -> None:
         entries = batch.entries
@@ -105,43 +179,56 @@ class World:
         assert batch.rows <= self.spec.max_rows or len(entries) == 1
         assert len(entries) == 1 or not any(entry.alone for entry in entries)
         (key,) = {entry.lane for entry in entries}
-        assert entries[0].arrived == min(entry.arrived for entry in self.waiting), "who waits longest goes first"
+        head = entries[0]
+        fit = self.fit(head)
+        assert batch.endpoint in fit
+        assert self.free[batch.endpoint] == max(self.free[i] for i in fit) > 0
+        for other in self.heads().values():
+            later = other.arrived >= head.arrived
+            assert later or not any(self.free[i] for i in self.fit(other)), "who waits longest goes first"
+        lane = sorted((entry for entry in self.waiting if entry.lane == key), key=self.number.__getitem__)
+        assert lane[: len(entries)] == entries, "order within a lane is kept"
+        assert all(first.arrived <= second.arrived for first, second in pairwise(lane))
+        assert not any(batch.endpoint in entry.tried for entry in entries[1:])
         for entry in entries:
             assert self.fate[entry] == "waiting"
             assert entry.limit > self.now
             self.fate[entry] = "sent"
-        lane = [entry for entry in self.waiting if entry.lane == key]
-        if lane:
-            follows = min(lane, key=self.number.__getitem__)
-            fits = batch.rows + follows.rows <= self.spec.max_rows and not (entries[0].alone or follows.alone)
-            assert not fits, "a batch takes along whatever fits"
-        self.sent[key] += entries
-        numbers = [self.number[entry] for entry in self.sent[key]]
-        assert numbers == sorted(numbers), "order within a lane is kept"
+        for follows in lane[len(entries) : len(entries) + 1]:
+            fits = batch.rows + follows.rows <= self.spec.max_rows and not (head.alone or follows.alone)
+            assert not fits or batch.endpoint in follows.tried, "a batch takes along whatever fits"
+        self.free[batch.endpoint] -= 1
         self.running.append(batch)
 
 
 @given(limits, st.integers(1, 3), events)
 def test_any_sequence_of_events(spec: Limits, endpoints: int, script: list[tuple]) -> None:  # type: ignore[type-arg]
     world = World(spec, endpoints)
-    for what, *arguments in script:
-        match what:
-            case "arrive":
-                world.arrive(*arguments)
-            case "leave":
-                world.leave(*arguments)
-            case "done":
-                world.done(*arguments)
-                world.step()
-            case "turn":
-                world.now += arguments[0]
-                world.step()
-            case "wake" if world.wake is not None:
-                world.now = max(world.now, world.wake)
-                world.step()
-    while world.running or world.waiting:
-        world.done(random.Random(0))
+    for event in script:
+        world.happens(event)
+    world.ends()
+
+
+# A turn after every event, and callers who wait: most of these scripts have several batches refused.
+chance = st.randoms(use_true_random=False)
+refusals = st.lists(
+    st.tuples(st.just("arrive"), st.integers(1, 3), st.sampled_from("ab"), st.just(9.0), st.just(False))
+    | st.tuples(st.just("refuse"), chance)
+    | st.tuples(st.sampled_from(["leave", "done"]), chance)
+    | st.tuples(st.just("flap"), st.integers(0, 2))
+    | st.tuples(st.just("turn"), st.just(0.1)),
+    min_size=20,
+    max_size=60,
+)
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(2, 3), refusals)
+def test_any_sequence_of_refusals(rows: int, slots: int, endpoints: int, script: list[tuple]) -> None:  # type: ignore[type-arg]
+    world = World(Limits(max_rows=rows, slots=slots), endpoints)
+    for number in range(4):
+        world.happens(("arrive", 1 + number % rows, "a", 9.0, False))
+        world.happens(("turn", 0.1))
+    for event in script:
+        world.happens(event)
         world.step()
-    assert world.dispatcher.waiting_rows == world.dispatcher.running == 0
-    assert set(world.fate.values()) <= {"sent", "expired", "withdrawn"}
-    assert world.dispatcher.step(world.now + 10).wake is None
+    world.ends()

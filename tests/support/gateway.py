@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -32,6 +33,7 @@ class FakeServer:
         self.requests: list[Request] = []
         self.failure: Failure | None = None
         self.is_ready = True
+        self.refreshed = 0
 
     async def __call__(self, request: Request, /) -> Reply:
         self.requests.append(request)
@@ -46,6 +48,9 @@ class FakeServer:
 
     async def unready(self, model: str, deadline: float, headers: Mapping[str, str]) -> str:
         return "" if self.is_ready else "it said no"
+
+    def refresh(self) -> None:
+        self.refreshed += 1
 
     async def close(self) -> None:
         pass
@@ -76,18 +81,24 @@ class Rig:
     `others` are the servers at further addresses (`http://host:port`); `server` is at all that are not among them.
     """
 
-    def __init__(self, policy: str, server: FakeServer, others: Mapping[str, FakeServer] | None = None) -> None:
+    def __init__(
+        self,
+        policy: str,
+        server: FakeServer,
+        others: Mapping[str, FakeServer] | None = None,
+        things: Things | None = None,
+    ) -> None:
         self.policy = parse(policy, "policy.yaml", {})
         self.server = server
         self.others = dict(others or {})
         self.tracing = Tracing(per_second=1e9, keep=64, now=time.monotonic)
         self.metrics = Metrics()
-        self.things = Things()
+        self.things = things or Things()
         self.refused: list[Failure] = []
         self.defects: list[BaseException] = []
         self.endpoints: list[Endpoint] = []
-        tools = Tools(time.monotonic, self.tracing, self.metrics, self._connect)
-        self.services = build(self.policy, self.things, tools)
+        self.tools = Tools(time.monotonic, self.tracing, self.metrics, self._connect, random.Random(1))
+        self.services = build(self.policy, self.things, self.tools)
         self.app = HttpEdge(
             self.services["http"],
             now=time.monotonic,

@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from backends import kserve_grpc, kserve_json
-from backends.parameters import ENCODING
+from backends.parameters import RESERVED
 from backends.request import Answer, Infer, Tensors, Wanted
 from backends.tensor import DATATYPES, ITEM_BYTES, Tensor, join_elements, split_elements
 
@@ -63,7 +63,7 @@ def tensors(
 
 
 parameter_values = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(st.characters(codec="utf-8"), max_size=4)
-parameters = st.dictionaries(names.filter(lambda name: name not in ENCODING), parameter_values, max_size=2)
+parameters = st.dictionaries(names.filter(lambda name: name not in RESERVED), parameter_values, max_size=2)
 
 
 @st.composite

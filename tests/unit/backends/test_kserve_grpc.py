@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from backends import kserve_grpc as codec
 from backends import kserve_json
 from backends.errors import BadReply, BadRequest, Failure, Unsupported
-from backends.parameters import ENCODING
+from backends.parameters import RESERVED
 from backends.proto import kserve_pb2 as pb
 from backends.proto import wire
 from backends.request import Answer, Infer, Tensors, Wanted
@@ -28,7 +28,7 @@ TYPED = {
 }  # fmt: skip
 
 parameters = st.dictionaries(
-    st.text(max_size=8).filter(lambda name: name not in ENCODING),
+    st.text(max_size=8).filter(lambda name: name not in RESERVED),
     st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats(allow_nan=False) | st.text(max_size=8),
     max_size=4,
 )

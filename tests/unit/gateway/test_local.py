@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -35,7 +36,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def running(folder: Path, test: Callable[[Reload, Callable[[str], Policy]], Coroutine[Any, Any, None]]) -> None:
-    tools = Tools(time.monotonic, Tracing(per_second=0, keep=1, now=time.monotonic), Metrics(), Connect(time.monotonic))
+    tracing = Tracing(per_second=0, keep=1, now=time.monotonic)
+    tools = Tools(time.monotonic, tracing, Metrics(), Connect(time.monotonic), random.Random(1))
 
     def policy(text: str) -> Policy:
         return parse(text, str(folder / "policy.yaml"), {})

@@ -28,3 +28,9 @@ def test_text_cannot_be_forged_by_what_a_client_sent() -> None:
     assert "\n" not in line
     assert '"two words"' in line
     assert "plain=a=b" in line
+
+
+def test_a_worker_says_on_every_line_which_one_it_is() -> None:
+    said = record("request", model="m")
+    assert msgspec.json.decode(_Json({"worker": 1}).format(said))["worker"] == 1
+    assert _Text({"worker": 1}).format(said).endswith("request worker=1 model=m")

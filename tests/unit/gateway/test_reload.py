@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +34,8 @@ class Harness(Rig):
 
     def __init__(self) -> None:
         super().__init__(BASE, FakeServer({"twice": double}), {"http://127.0.0.1:2": FakeServer({"twice": double})})
-        tools = Tools(time.monotonic, Tracing(per_second=0, keep=1, now=time.monotonic), Metrics(), self._connect)
+        tracing = Tracing(per_second=0, keep=1, now=time.monotonic)
+        tools = Tools(time.monotonic, tracing, Metrics(), self._connect, random.Random(1))
 
         def make(policy: Policy, things: Things) -> Snapshot:
             return Snapshot(policy, build(policy, things, tools), things)

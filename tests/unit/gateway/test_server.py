@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 
-from gateway.server import TASK, HttpServer, Receive, Scope, Send, listen
+from gateway.http1 import Http1Server
+from gateway.server import HttpServer, Receive, Scope, Send, listen
 from policies.spec import Address
 
 
@@ -27,9 +29,26 @@ async def exchange(port: int, *parts: bytes) -> bytes:
         writer.close()
 
 
-def serving(app: Any, client: Any) -> Any:
+@pytest.fixture(params=["own", "uvicorn"])
+def serving(request: pytest.FixtureRequest) -> Any:
+    """Runs a client against an application behind either server."""
+
+    def make(app: Any) -> Any:
+        address = Address("127.0.0.1", 0)
+        if request.param == "uvicorn":
+            return HttpServer(app, address, 1)
+        return Http1Server(app, address, 1, now=time.monotonic, report=_defect)
+
+    return lambda app, client: _served(make, app, client)
+
+
+def _defect(error: BaseException) -> None:
+    raise error
+
+
+def _served(make: Any, app: Any, client: Any) -> Any:
     async def run() -> Any:
-        server = HttpServer(app, Address("127.0.0.1", 0), 1)
+        server = make(app)
         await server.start()
         try:
             return await client(server.port)
@@ -39,7 +58,7 @@ def serving(app: Any, client: Any) -> Any:
     return asyncio.run(run())
 
 
-def test_a_head_of_60_kib_is_read_and_a_larger_one_is_431() -> None:
+def test_a_head_of_60_kib_is_read_and_a_larger_one_is_431(serving: Any) -> None:
     async def client(port: int) -> tuple[bytes, bytes]:
         line = b"x-%d: " + b"a" * 1000 + b"\r\n"
         fine = b"GET / HTTP/1.1\r\nhost: x\r\n" + b"".join(line % i for i in range(60)) + b"\r\n"
@@ -53,11 +72,11 @@ def test_a_head_of_60_kib_is_read_and_a_larger_one_is_431() -> None:
     assert b"content-length: %d" % len(content) in head
 
 
-def test_a_client_that_leaves_ends_its_task() -> None:
+@pytest.mark.parametrize("serving", ["own"], indirect=True)
+def test_a_client_that_leaves_ends_its_task(serving: Any) -> None:
     ended = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        scope[TASK] = asyncio.current_task()
         try:
             await asyncio.sleep(30)
         except asyncio.CancelledError:
@@ -85,7 +104,6 @@ def test_a_port_in_use_is_an_error_that_names_it() -> None:
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     """Answers with the body, and with the names of the headers once the body has been read."""
-    scope[TASK] = asyncio.current_task()
     body, more = b"", True
     while more:
         message = await receive()
@@ -96,7 +114,7 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def test_an_upgrade_that_nobody_offers_is_ignored_and_its_body_is_not() -> None:
+def test_an_upgrade_that_nobody_offers_is_ignored_and_its_body_is_not(serving: Any) -> None:
     async def client(port: int) -> bytes:
         head = b"POST / HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nUpgrade: h2c\r\ncontent-length: 5\r\n\r\n"
         return await exchange(port, head + b"hello")
@@ -104,7 +122,7 @@ def test_an_upgrade_that_nobody_offers_is_ignored_and_its_body_is_not() -> None:
     assert b"hello|" in serving(echo, client)
 
 
-def test_trailers_are_no_headers() -> None:
+def test_trailers_are_no_headers(serving: Any) -> None:
     async def client(port: int) -> bytes:
         head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
         return await exchange(port, head, b"2\r\nhi\r\n0\r\nheadrace-timeout-ms: 1\r\n\r\n")
@@ -114,7 +132,7 @@ def test_trailers_are_no_headers() -> None:
     assert b"headrace-timeout-ms" not in reply
 
 
-def test_what_is_no_http_gets_one_line() -> None:
+def test_what_is_no_http_gets_one_line(serving: Any) -> None:
     async def client(port: int) -> bytes:
         return await exchange(port, b"\x16\x03\x01 hello\r\n\r\n")
 
@@ -123,11 +141,11 @@ def test_what_is_no_http_gets_one_line() -> None:
     assert reply.endswith(b'{"error":"expected an HTTP/1.1 request, got something else"}')
 
 
-def test_pipelined_requests_of_a_client_that_leaves_all_end() -> None:
+@pytest.mark.parametrize("serving", ["own"], indirect=True)
+def test_pipelined_requests_of_a_client_that_leaves_all_end(serving: Any) -> None:
     started, ended = [], []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        scope[TASK] = asyncio.current_task()
         started.append(scope["path"])
         try:
             await asyncio.sleep(30)

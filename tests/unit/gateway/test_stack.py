@@ -238,10 +238,12 @@ def test_a_trace_shows_every_hop_and_a_shared_batch_shows_in_both_traces() -> No
             spans = r.tracing.recent.trace(trace_id)
             names = [span["name"] for span in spans]
             assert names.count("batch") == 2
-            assert {"edge http", "tier small", "tier large", "dispatch", "triton small", "triton large"} <= set(names)
+            assert {"tier small", "tier large", "dispatch", "POST /v2/models/{model}/infer"} <= set(names)
+            called = [span["attributes"]["headrace.model"] for span in spans if span["kind"] == "client"]
+            assert called == ["small", "large"]
             known = {span["span_id"] for span in spans}
             roots = [span for span in spans if span["parent_id"] not in known]
-            assert [span["name"] for span in roots] == ["edge http"]
+            assert [(span["name"], span["kind"]) for span in roots] == [("POST /v2/models/{model}/infer", "server")]
 
     asyncio.run(run())
 
@@ -398,5 +400,21 @@ def test_a_rule_that_fits_no_output_is_loud_and_costs_no_caller_an_answer() -> N
             answer = await post(client, "sure", body([0.9], outputs=[{"name": "WHO"}]))
             assert output(answer, "WHO") == [1.0]
         assert r.metric('headrace_tier_failures_total{route="sure",tier="small"}') == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("batch", [", batch: {max_rows: 4, slots: 2}", ""])
+def test_a_replica_that_takes_nothing_costs_no_caller_an_answer(batch: str) -> None:
+    async def run() -> None:
+        dead = FakeServer({})
+        dead.failure = Unreachable("connection refused")
+        text = TWO.replace(", batch: {max_rows: 4, slots: 2}", batch)
+        r = Rig(text, FakeServer({"twice": double}), {"http://127.0.0.1:2": dead})
+        async with r.client() as client:
+            for _ in range(20):
+                assert output(await post(client, "pair", body([1.0])), "Y") == [2.0]
+        assert len(dead.requests) == r.metric('headrace_retries_total{backend="pair"}') == 1
+        assert [endpoint.ready for endpoint in r.endpoints] == [None, False]
 
     asyncio.run(run())

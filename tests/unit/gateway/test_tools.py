@@ -37,23 +37,50 @@ def test_records_are_a_table_and_json(tmp_path: Path) -> None:
 def span(name: str, span_id: str, parent: str | None, start: int, ms: float, **more: object) -> dict[str, object]:
     return {
         "name": name, "trace_id": "t1", "span_id": span_id, "parent_id": parent, "start_unix_ns": start,
-        "duration_ms": ms, "attributes": {}, "error": None, "links": [], **more,
+        "duration_ms": ms, "kind": "internal", "attributes": {}, "error": None, "links": [], **more,
     }  # fmt: skip
 
 
 def test_a_trace_is_an_indented_tree_with_times() -> None:
     spans = [
-        span("edge http", "a", "remote", 0, 9.0),
+        span(
+            "POST /v2/models/{model}/infer",
+            "a",
+            "remote",
+            0,
+            9.0,
+            kind="server",
+            attributes={
+                "http.request.method": "POST",
+                "headrace.model": "m",
+                "http.response.status_code": 200,
+            },
+        ),
         span("batch", "c", "b", 2_000_000, 5.0, trace_id="t2"),
         span("dispatch", "b", "a", 1_000_000, 7.0, error="it [broke]", attributes={"headrace.rows": 3}),
     ]
     lines = shown(tree({"trace_id": "t1", "spans": spans})).splitlines()
     assert lines[0] == "trace t1"
-    assert lines[1].startswith("└── edge http  9.00 ms  at 0.00")
+    assert lines[1].rstrip() == "└── edge http  9.00 ms  at 0.00  status=200"
     assert lines[2].startswith("    └── dispatch  7.00 ms  at 1.00  rows=3")
     assert "it [broke]" in lines[2]
     assert lines[3].startswith("        └── batch  5.00 ms  at 2.00")
     assert "(shared batch)" in lines[3]
+
+
+def test_a_call_in_a_trace_has_a_short_name_and_its_long_one_where_it_is_no_inference() -> None:
+    sent = {"headrace.model": "m", "headrace.kind": "triton", "headrace.endpoint": "http://b:1", "url.full": "u"}
+    spans = [
+        span("GET /v2/models/{model}/stats", "a", None, 0, 9.0, kind="server", attributes={"headrace.policy": "v"}),
+        span("GET /v2/models/{model}/stats", "b", "a", 1, 8.0, kind="client", attributes=sent, error=""),
+        span("inference.GRPCInferenceService/ModelInfer", "c", None, 9, 1.0, kind="server", attributes={
+            "rpc.method": "x", "rpc.response.status_code": "OK",
+        }),
+    ]  # fmt: skip
+    lines = [line.rstrip() for line in shown(tree({"trace_id": "t1", "spans": spans})).splitlines()]
+    assert lines[1] == "├── edge http  9.00 ms  at 0.00  call=GET /v2/models/{model}/stats"
+    assert lines[2] == ("│   └── triton m  8.00 ms  at 0.00  call=GET /v2/models/{model}/stats endpoint=http://b:1")
+    assert lines[3] == "└── edge grpc  1.00 ms  at 0.00  status=OK"
 
 
 def test_a_policy_is_explained_line_by_line(tmp_path: Path) -> None:

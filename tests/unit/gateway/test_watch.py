@@ -1,9 +1,12 @@
 """Watching files: any way of changing any of them counts, once."""
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 from gateway.watch import Watch
+from policies import PolicyError
+from policies.files import Files
 
 
 class Reader:
@@ -11,14 +14,15 @@ class Reader:
 
     def __init__(self, main: Path) -> None:
         self.main = main
-        self.files: list[Path] = []
+        self.files = Files()
         self.reads = 0
 
     async def read(self) -> None:
         self.reads += 1
-        self.files = [self.main]
-        if self.main.exists() and (name := self.main.read_text()):
-            self.files.append(self.main.parent / name)
+        self.files.seen.clear()
+        with suppress(PolicyError):
+            if name := self.files.text(self.main):
+                self.files.text(self.main.parent / name)
 
 
 async def looks(reader: Reader, watch: Watch) -> int:
@@ -37,7 +41,7 @@ def test_every_file_counts_and_each_change_once(tmp_path: Path) -> None:
 
     async def run() -> None:
         await reader.read()
-        watch = Watch(lambda: reader.files, reader.read)
+        watch = Watch(reader.files.changed, reader.read)
         assert await looks(reader, watch) == 0
         (tmp_path / "part").write_text("2")
         assert await looks(reader, watch) == 1
@@ -71,7 +75,7 @@ def test_a_swapped_symbolic_link_counts(tmp_path: Path) -> None:
 
     async def run() -> None:
         await reader.read()
-        watch = Watch(lambda: reader.files, reader.read)
+        watch = Watch(reader.files.changed, reader.read)
         (tmp_path / "swap").symlink_to("second")
         (tmp_path / "swap").rename(tmp_path / "..data")
         assert await looks(reader, watch) == 1

@@ -145,3 +145,44 @@ def test_a_batch_belongs_to_one_lane() -> None:
     assert rows(step) == [[1, 1], [1]]
     batches: list[Batch] = step.batches
     assert {each.lane for each in batches[0].entries} == {"a"}
+
+
+def test_what_was_not_taken_goes_back_to_its_place() -> None:
+    dispatcher = Dispatcher(Limits(max_rows=2, slots=1), endpoints=3)
+    entries = [entry(arrived=i / 10, limit=9.0) for i in range(6)]
+    offer(dispatcher, *entries[:4])
+    early, late = dispatcher.step(0.3).batches
+    offer(dispatcher, *entries[4:])
+    unready = {3 - early.endpoint - late.endpoint}  # the third endpoint is down
+    assert dispatcher.step(0.5, unready).batches == []
+    for batch in (early, late):  # the earlier one first: the later one must not overtake it
+        assert all(dispatcher.another(each, batch, unready) for each in batch.entries)
+        dispatcher.requeue(batch, list(batch.entries))
+        assert (batch.entries, batch.rows) == ([], 0)
+    assert dispatcher.waiting_rows == 6
+    dispatcher.done(early, 0.6)
+    dispatcher.done(late, 0.6)
+    again = dispatcher.step(0.6, unready).batches
+    assert [batch.entries for batch in again] == [entries[:2], entries[2:4]]
+    assert [batch.endpoint for batch in again] == [late.endpoint, early.endpoint]
+    assert not any(dispatcher.another(each, batch, unready) for batch in again for each in batch.entries)
+
+
+def test_nobody_is_taken_along_to_an_endpoint_that_refused_it() -> None:
+    dispatcher = Dispatcher(Limits(max_rows=8, slots=1), endpoints=2)
+    batches = []
+    for at in (0.0, 0.1):
+        offer(dispatcher, entry(arrived=at, limit=9.0))
+        batches += dispatcher.step(at).batches
+    for batch in batches:
+        dispatcher.requeue(batch, list(batch.entries))
+        dispatcher.done(batch, 0.2)
+    again = dispatcher.step(0.2).batches
+    assert rows(Step(again)) == [[1], [1]]
+    assert [batch.endpoint for batch in again] == [batches[1].endpoint, batches[0].endpoint]
+
+
+def test_while_none_is_ready_all_are_tried() -> None:
+    dispatcher = Dispatcher(Limits(max_rows=1, slots=1), endpoints=2)
+    offer(dispatcher, entry(), entry())
+    assert {batch.endpoint for batch in dispatcher.step(0.0, {0, 1}).batches} == {0, 1}

@@ -1,0 +1,34 @@
+"""Bound sockets: a TCP address, alone or shared by SO_REUSEPORT, or a Unix socket."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from policies.spec import Address
+
+
+def bound(address: Address | Path, *, shared: bool = False) -> socket.socket:
+    """A socket that is bound and does not listen yet. Raises OSError, naming the address.
+
+    Nobody may listen there already, except who shares the port as well, under the same user. What a dead process left
+    of a Unix socket is replaced.
+    """
+    if isinstance(address, Path):
+        family: socket.AddressFamily = socket.AF_UNIX
+    else:
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if isinstance(address, Path):
+            address.unlink(missing_ok=True)
+            made.bind(str(address))
+        else:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shared:
+                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            made.bind((address.host, address.port))
+    except OSError as error:
+        made.close()
+        raise OSError(error.errno, f"cannot listen on {address}: {error.strerror or error}") from None
+    return made

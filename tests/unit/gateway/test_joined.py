@@ -1,0 +1,235 @@
+"""What worker 0 answers for all workers, over real gateways without sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+
+from gateway.admin import joined_admin, joined_metrics, own
+from gateway.app import Gateway
+from gateway.joined import Joined, join_backends, join_metrics
+from gateway.workers import Worker
+from policies import Policy, PolicyError, Problem, parse
+
+POLICY = """
+backends:
+  a: {endpoints: [http://127.0.0.1:1], model: m, batch: {slots: 2}}
+routes:
+  r: {backend: a}
+"""
+EDITED = POLICY.replace("slots: 2", "slots: 4").encode()
+FORCE = {"force": "true"}
+
+
+class Refusing(Gateway):
+    """A gateway that takes no other policy."""
+
+    async def apply(self, policy: Policy, *, force: bool = False) -> bool:
+        raise PolicyError([Problem("policy", 0, "backends.a", "this worker will not")])
+
+
+async def silence(scope: Any, receive: Any, send: Any) -> None:
+    await asyncio.Event().wait()
+
+
+def gateway(index: int, kind: type[Gateway] = Gateway) -> Gateway:
+    return kind(parse(POLICY, "policy.yaml", {}), worker=Worker(index=index, count=3))
+
+
+def asking(*workers: Gateway | None, test: Callable[[Joined, httpx.AsyncClient], Awaitable[None]]) -> None:
+    """Runs `test` with the joined answers of `workers` (None: one that is silent), and a client of the admin port."""
+
+    def client(app: Any) -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://worker")
+
+    async def run() -> None:
+        joined = Joined([client(own(worker) if worker else silence) for worker in workers], patience=0.5)
+        assert workers[0] is not None
+        try:
+            async with client(joined_admin(workers[0], joined)) as admin:
+                await test(joined, admin)
+        finally:
+            await joined.close()
+            for worker in workers:
+                if worker is not None:
+                    await worker.close()
+
+    asyncio.run(run())
+
+
+def versions(*workers: Gateway) -> set[str]:
+    return {worker.policy.version for worker in workers}
+
+
+def test_a_policy_is_put_in_force_by_all_and_rolled_back_by_all() -> None:
+    workers = [gateway(index) for index in range(3)]
+    (first,) = versions(*workers)
+
+    async def test(_: Joined, admin: httpx.AsyncClient) -> None:
+        posted = await admin.post("/policy", content=EDITED, params=FORCE)
+        (second,) = versions(*workers)
+        assert second != first
+        assert (posted.status_code, posted.json()) == (200, {"version": second})
+        shown = (await admin.get("/policy")).json()
+        assert (shown["workers"], shown["history"]) == ([second] * 3, [first])
+        assert shown["backends"]["a"]["batch"]["slots"] == 4
+        assert (await admin.post("/policy/rollback")).json() == {"version": first}
+        assert versions(*workers) == {first}
+        assert (await admin.post("/policy/rollback")).status_code == 409
+
+    asking(*workers, test=test)
+
+
+def test_where_one_refuses_the_others_roll_back_and_its_reason_is_told() -> None:
+    workers = [gateway(0), gateway(1, Refusing), gateway(2)]
+    (first,) = versions(*workers)
+
+    async def test(_: Joined, admin: httpx.AsyncClient) -> None:
+        answer = await admin.post("/policy", content=EDITED, params=FORCE)
+        assert answer.status_code == 400
+        assert "this worker will not" in answer.json()["problems"][0]
+        assert versions(*workers) == {first}
+        assert [len(worker.reload.history) for worker in workers] == [0, 0, 0]
+
+    asking(*workers, test=test)
+
+
+def test_who_had_the_policy_already_keeps_it_where_another_refuses() -> None:
+    workers = [gateway(0), gateway(1), gateway(2, Refusing)]
+
+    async def test(_: Joined, admin: httpx.AsyncClient) -> None:
+        edited = parse(EDITED.decode(), "policy", {})
+        await workers[1].apply(edited, force=True)
+        assert (await admin.post("/policy", content=EDITED, params=FORCE)).status_code == 400
+        assert workers[1].policy.version == edited.version
+        assert workers[0].policy.version != edited.version
+
+    asking(*workers, test=test)
+
+
+def test_a_silent_worker_is_an_error_in_the_answer() -> None:
+    workers = [gateway(0), None]
+    assert workers[0] is not None
+    first = workers[0].policy.version
+    silent = "worker 1: no answer within 0.5 s"
+
+    async def test(joined: Joined, admin: httpx.AsyncClient) -> None:
+        backends = await admin.get("/backends")
+        assert backends.headers["headrace-incomplete"] == silent
+        traces = await admin.get("/traces")
+        assert (traces.json(), traces.headers["headrace-incomplete"]) == ([], silent)
+        assert (await admin.get("/policy")).json()["workers"] == [first, silent]
+        assert (await admin.get("/traces/" + "1" * 32)).json() == {"error": silent}
+        assert (await admin.get("/traces/last")).json() == {"error": silent}
+        rollback = await admin.post("/policy/rollback")
+        assert (rollback.status_code, rollback.json()) == (504, {"error": silent})
+        assert 'headrace_worker_up{worker="1"} 0.0' in (await joined.metrics()).decode()
+
+    asking(*workers, test=test)
+
+
+def test_one_ready_worker_is_enough_and_nobody_waits_for_the_silent() -> None:
+    worker = gateway(0)
+    worker._open = True
+    for _, endpoint in worker.reload.current.things.all_endpoints():
+        endpoint.ready = True
+
+    async def test(_: Joined, admin: httpx.AsyncClient) -> None:
+        async with asyncio.timeout(0.4):
+            assert (await admin.get("/readyz")).status_code == 200
+
+    asking(worker, None, test=test)
+
+
+def test_a_policy_that_one_worker_is_silent_about_is_rolled_back(monkeypatch: Any) -> None:
+    monkeypatch.setattr("gateway.joined._APPLY_SECONDS", 0.5)
+    worker = gateway(0)
+    first = worker.policy.version
+
+    async def test(_: Joined, admin: httpx.AsyncClient) -> None:
+        answer = await admin.post("/policy", content=EDITED, params=FORCE)
+        assert (answer.status_code, answer.json()) == (504, {"error": "worker 1: no answer within 0.5 s"})
+        assert worker.policy.version == first
+
+    asking(worker, None, test=test)
+
+
+def test_workers_whose_earlier_policies_differ_do_not_roll_back() -> None:
+    workers = [gateway(0), gateway(1)]
+
+    async def test(_: Joined, admin: httpx.AsyncClient) -> None:
+        await workers[0].apply(parse(EDITED.decode(), "policy", {}), force=True)
+        before = workers[0].policy.version
+        answer = await admin.post("/policy/rollback")
+        assert answer.status_code == 409
+        assert "worker 1: none" in answer.json()["error"]
+        assert workers[0].policy.version == before
+
+    asking(*workers, test=test)
+
+
+def test_traces_of_all_the_most_recent_first() -> None:
+    workers = [gateway(index) for index in range(3)]
+
+    async def test(_: Joined, admin: httpx.AsyncClient) -> None:
+        made = []
+        for index in (0, 2, 1, 0):
+            span = workers[index].tracing._tracer.start_span(f"edge {index}")
+            span.end()
+            made.append(f"{span.get_span_context().trace_id:032x}")
+        assert (await admin.get("/traces")).json() == made[::-1]
+        assert (await admin.get("/traces/last")).json()["spans"][0]["name"] == "edge 0"
+        assert (await admin.get(f"/traces/{made[2]}")).json()["spans"][0]["name"] == "edge 1"
+        assert (await admin.get("/traces/" + "1" * 32)).status_code == 404
+
+    asking(*workers, test=test)
+
+
+def test_the_page_of_all_metrics_and_readiness() -> None:
+    workers = [gateway(0), gateway(1)]
+
+    async def test(joined: Joined, admin: httpx.AsyncClient) -> None:
+        workers[1].metrics.request("r", "http", "200", 0.1)
+        page = (await joined.metrics()).decode()
+        assert 'headrace_requests_total{worker="1",protocol="http",route="r",status="200"} 1.0' in page
+        assert page.count("# TYPE headrace_requests_total counter") == 1
+        assert 'headrace_requests_in_flight{worker="0"} 0.0' in page
+        assert (await admin.get("/readyz")).status_code == 503
+        workers[1]._open = True
+        for _, endpoint in workers[1].reload.current.things.all_endpoints():
+            endpoint.ready = True
+        assert (await admin.get("/readyz")).status_code == 200
+        assert (await admin.get("/livez")).status_code == 200
+        assert "/traces/{id}" in (await admin.get("/")).json()["paths"]
+        transport = httpx.ASGITransport(joined_metrics(joined))  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url="http://metrics") as client:
+            answer = await client.get("/metrics")
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+
+    asking(*workers, test=test)
+
+
+def test_a_sample_gets_its_label_whatever_its_others_say() -> None:
+    page = '# HELP a A {b} c\n# TYPE a gauge\na 1.0\na{} 2.0\na{x="} {\\"\u2028"} 3.0\n'
+    lines = join_metrics([page, None]).split("\n")
+    assert lines[-4:] == ['a{worker="0"} 1.0', 'a{worker="0"} 2.0', 'a{worker="0",x="} {\\"\u2028"} 3.0', ""]
+
+
+def page(ready: bool | None, reason: str = "", in_flight: int = 1, **more: Any) -> dict[str, Any]:
+    endpoint = {"name": "e", "ready": ready, "reason": reason, "protocol": "http", "in_flight": in_flight}
+    return {"a": {"endpoints": [endpoint], **more}}
+
+
+def test_backends_are_summed_and_ready_only_where_all_say_so() -> None:
+    queue = {"queue": {"rows": 2, "batches_running": 1}}
+    joined = join_backends([page(True, in_flight=2, **queue), page(False, "refused", **queue), page(None)])
+    assert joined["a"]["endpoints"] == [
+        {"name": "e", "ready": False, "reason": "refused", "protocol": "http", "in_flight": 4}
+    ]
+    assert joined["a"]["queue"] == {"rows": 4, "batches_running": 2}
+    assert join_backends([page(True), page(True)])["a"]["endpoints"][0]["ready"] is True
+    (endpoint,) = join_backends([page(True), "worker 1: no answer"])["a"]["endpoints"]
+    assert (endpoint["ready"], endpoint["reason"]) == (False, "worker 1: no answer")
