@@ -1,4 +1,4 @@
-"""What a request is, the wire codecs, and the servers that answer.
+"""What a request is, the wire codecs, and who answers: servers, and models in this process (`backends.local`).
 
 Everything that answers is a `Service` (`backends.request`). A request and its reply are values that do not know the
 wire they came by; the codecs (`kserve_json`, `kserve_grpc`) read a body's head always and its tensors only when a

@@ -1,7 +1,8 @@
 """One replica: its clients for either protocol, how many calls are in the air, and whether it says that it is ready.
 
 Tensors travel by the protocol of the policy; a call that is relayed goes by its own protocol, if the replica has an
-address for it. `tentative` is a gRPC address that was guessed, not given: it is used once it has answered.
+address for it. A replica in this process has one client, `local`, for everything. `tentative` is a gRPC address that
+was guessed, not given: it is used once it has answered.
 
 An endpoint is down from the first call that cannot reach it (Unreachable), so that the very next decision looks
 elsewhere; only `probe` says that it is ready (again). A relayed call over the other protocol than that of the tensors
@@ -49,10 +50,11 @@ class Endpoint:
         self,
         name: str,
         *,
-        http: Client | None,
-        grpc: Client | None,
-        prefer_grpc: bool,
-        tentative: bool,
+        http: Client | None = None,
+        grpc: Client | None = None,
+        local: Client | None = None,
+        prefer_grpc: bool = False,
+        tentative: bool = False,
         timeout: float,
         headers: Mapping[str, Secret],
         model: str = "",
@@ -66,6 +68,7 @@ class Endpoint:
         self._model = model
         self._http = http
         self._grpc = grpc
+        self._local = local
         self._prefer_grpc = prefer_grpc
         self._tentative = tentative
         self._timeout = timeout
@@ -75,7 +78,9 @@ class Endpoint:
 
     @property
     def protocol(self) -> str:
-        """How tensors travel now."""
+        """How tensors travel now: `http`, `grpc`, or `local` where they do not."""
+        if self._local is not None:
+            return "local"
         return "grpc" if self._prefer_grpc and self._grpc is not None and not self._tentative else "http"
 
     async def __call__(self, request: Request, /) -> Reply:
@@ -134,18 +139,20 @@ class Endpoint:
                 client.refresh()
 
     async def close(self) -> None:
-        for client in (self._http, self._grpc):
+        for client in (self._http, self._grpc, self._local):
             if client is not None:
                 await client.close()
 
     @property
     def _main(self) -> Client:
         """The client whose word counts: the one that tensors travel by."""
-        client = self._grpc if self.protocol == "grpc" or self._http is None else self._http
+        client = self._local or (self._grpc if self.protocol == "grpc" or self._http is None else self._http)
         assert client is not None
         return client
 
     def _client(self, request: Request) -> Service:
+        if self._local is not None:
+            return self._local
         if isinstance(request.content, HttpCall):
             if self._http is None:
                 raise Unsupported(f"this call needs HTTP, and the policy gives '{self.name}' no http address")

@@ -1,4 +1,7 @@
-"""Endpoints for a backend: one a replica, each with a client for every protocol that it has an address for."""
+"""Endpoints for a backend: one a replica, each with a client for every protocol that it has an address for.
+
+A model in this process is one replica.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,10 @@ from urllib.parse import urlsplit
 from backends.addresses import Resolve
 from backends.endpoint import Endpoint
 from backends.http_client import HttpClient
+from backends.local.client import LocalClient
 from backends.triton_grpc import TritonGrpc
 from backends.triton_http import TritonHttp
-from policies.spec import Backend
+from policies.spec import Backend, Local
 from policies.spec import Endpoint as EndpointSpec
 
 # The largest answer that is taken from a backend; beyond, something is wrong with it.
@@ -35,7 +39,13 @@ class Connect:
     resolve: Resolve = look_up
 
     def __call__(self, backend: Backend) -> tuple[Endpoint, ...]:
+        if backend.local is not None:
+            return (self._local(backend, backend.local),)
         return tuple(self._endpoint(backend, spec) for spec in backend.endpoints)
+
+    def _local(self, backend: Backend, local: Local) -> Endpoint:
+        client = LocalClient(local, now=self.now)
+        return Endpoint(client.name, local=client, timeout=backend.timeout, headers=backend.headers, now=self.now)
 
     def _endpoint(self, backend: Backend, spec: EndpointSpec) -> Endpoint:
         http = grpc = None

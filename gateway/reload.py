@@ -26,8 +26,9 @@ from policies import Policy, PolicyError, Problem
 _log = logging.getLogger("headrace.policy")
 # Policies that can be rolled back to.
 _HISTORY = 10
-# A new endpoint that does not say so by then is not ready.
+# A new endpoint that does not say so by then is not ready; one in this process loads its model meanwhile.
 _PROBE_SECONDS = 2.0
+_LOAD_SECONDS = 60.0
 # How often a retired snapshot is looked at; nothing waits for it.
 _RETIRE_SECONDS = 0.1
 
@@ -110,12 +111,8 @@ class Reload:
         made = self._make(policy, now.things.fork())
         fresh = made.things.endpoints_beyond(now.things)
         if not force:
-            ready = await asyncio.gather(*(endpoint.probe(_PROBE_SECONDS) for _, endpoint in fresh))
-            problems = [
-                Problem("policy", 0, f"backends.{name}.endpoints", f"{endpoint.name} is not ready: {endpoint.reason}")
-                for (name, endpoint), yes in zip(fresh, ready, strict=True)
-                if not yes
-            ]
+            ready = await asyncio.gather(*(endpoint.probe(_patience(endpoint)) for _, endpoint in fresh))
+            problems = [_unready(name, endpoint) for (name, endpoint), yes in zip(fresh, ready, strict=True) if not yes]
             if problems:
                 await _close(made.things.held_beyond(now.things))
                 raise PolicyError(problems)
@@ -136,6 +133,15 @@ class Reload:
             # A rollback may have taken an endpoint back meanwhile.
             kept = set(map(id, self.current.things.held()))
             await _close([each for each in gone if id(each) not in kept])
+
+
+def _patience(endpoint: Endpoint) -> float:
+    return _LOAD_SECONDS if endpoint.protocol == "local" else _PROBE_SECONDS
+
+
+def _unready(backend: str, endpoint: Endpoint) -> Problem:
+    key = "local" if endpoint.protocol == "local" else "endpoints"
+    return Problem("policy", 0, f"backends.{backend}.{key}", f"{endpoint.name} is not ready: {endpoint.reason}")
 
 
 async def _close(these: Sequence[Closable]) -> None:

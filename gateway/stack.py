@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from os.path import normpath
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -131,8 +132,9 @@ def build(policy: Policy, things: Things, tools: Tools) -> dict[str, Service]:
     """The gateway that `policy` describes, as one service for each protocol (`http`, `grpc`)."""
     routes = {name: _route(route, policy, things, tools) for name, route in policy.routes.items()}
     proxy = _plain(policy.backends[policy.proxy], policy, things, tools) if policy.proxy else None
-    # Calls that name no model are the proxy's, else the first backend's.
-    general = proxy or _plain(next(iter(policy.backends.values())), policy, things, tools)
+    # Calls that name no model are the proxy's, else the first server's, if there is any.
+    first = min(policy.backends.values(), key=lambda backend: backend.local is not None)
+    general = proxy or _plain(first, policy, things, tools)
     things.prune(policy)
     admitted = Admit(Switch(routes, proxy, general), policy, things.in_flight, tools.now)
     return {
@@ -239,8 +241,13 @@ def _plain(backend: Backend, policy: Policy, things: Things, tools: Tools) -> Se
 
 
 def _observed(endpoint: Endpoint, backend: Backend, tools: Tools) -> Service:
-    where = next((spec for spec in backend.endpoints if str(spec) == endpoint.name), Replica())
-    called = TracedCall(endpoint, backend.kind, where, tools.tracing)
+    called: Service
+    if backend.local is not None:
+        place = {"headrace.local.path": normpath(backend.local.path)}
+        called = Traced(endpoint, f"local {backend.name}", tools.tracing, place)
+    else:
+        where = next((spec for spec in backend.endpoints if str(spec) == endpoint.name), Replica())
+        called = TracedCall(endpoint, backend.kind, where, tools.tracing)
     return MeasuredBatch(called, backend.name, tools.metrics, tools.now)
 
 

@@ -18,7 +18,7 @@ from functools import partial
 import msgspec
 
 from backends import rows
-from backends.errors import BackendFailed, BadReply, Expired, Failure, Rejected
+from backends.errors import BackendFailed, BadReply, BadRequest, Expired, Failure, Rejected
 from backends.request import Answer, Hop, Infer, Origin, Reply, Request, Service, content, replace
 from routing.dispatcher import Batch, Dispatcher
 from routing.lane import Entry
@@ -208,7 +208,7 @@ class Dispatch:
             reply = await self._endpoints[batch.endpoint](_merged(entries))
             service = self._now() - began
             answers = _shares(reply, entries)
-        except (BackendFailed, BadReply) as failure:
+        except (BackendFailed, BadReply, BadRequest) as failure:
             if len(entries) == 1 or not _blames_content(failure):
                 _fail(entries, failure)
                 return
@@ -250,8 +250,8 @@ _HTTP_BLAMES = frozenset({400, 413, 422, 500})
 _GRPC_BLAMES = frozenset({2, 3, 11, 13})  # UNKNOWN, INVALID_ARGUMENT, OUT_OF_RANGE, INTERNAL
 
 
-def _blames_content(failure: BackendFailed | BadReply) -> bool:
-    if isinstance(failure, BadReply):
+def _blames_content(failure: BackendFailed | BadReply | BadRequest) -> bool:
+    if not isinstance(failure, BackendFailed):
         return True
     return failure.status in (_GRPC_BLAMES if failure.grpc else _HTTP_BLAMES)
 

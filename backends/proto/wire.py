@@ -72,9 +72,14 @@ def field(number: int, value: bytes) -> bytes:
 
 def opening(number: int, size: int) -> bytes:
     """The key of a length-delimited field whose number is below 16, and its length."""
-    opening = bytearray((number << 3 | LENGTH_DELIMITED,))
-    while size >= 0x80:
-        opening.append(size & 0x7F | 0x80)
-        size >>= 7
-    opening.append(size)
-    return bytes(opening)
+    return bytes((number << 3 | LENGTH_DELIMITED,)) + varint(size)
+
+
+def varint(value: int) -> bytes:
+    """A number of at most 64 bits; a negative one is written as its value modulo 2^64."""
+    written = bytearray()
+    while value >= 0x80:
+        written.append(value & 0x7F | 0x80)
+        value >>= 7
+    written.append(value)
+    return bytes(written)

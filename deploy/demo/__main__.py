@@ -222,7 +222,8 @@ def _show(made: list[Record], policy: Policy) -> None:
     rule = policy.routes["intent"].arms[0].tiers[0].accept
     assert rule is not None
     console.print(
-        "[dim]CPU is that of all processes: Triton, its models, Headrace and this client; the ratio is to heavy alone. "
+        "[dim]CPU is that of all processes: Triton with the heavy tier, Headrace with the distilled one, and this "
+        "client; the ratio is to heavy alone. "
         f"The cascade keeps a row whose {rule.score} is at least {rule.threshold:.3f}, chosen on training data.[/dim]"
     )
 

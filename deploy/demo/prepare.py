@@ -2,11 +2,11 @@
 
     python -m deploy.demo.prepare [--build build/demo-models]
 
-The build directory then holds `assets/` (weights and heads), `repository/` (what tritonserver serves) and
-`calibration.json` (the cascade's threshold, what to expect of it, and the checksums of all that it rests on). A second
-run finds everything in place and ends after some seconds of measuring what a row costs. About two minutes on two cores,
-downloads included; needs the `tools` extra. Only the training texts are used; the test texts are for
-`deploy.demo.evaluate`.
+The build directory then holds `assets/` (weights and heads), `repository/` (what tritonserver serves), `local/` (the
+distilled tier as Headrace runs it by itself) and `calibration.json` (the cascade's threshold, what to expect of it, and
+the checksums of all that it rests on). A second run finds everything in place and ends after some seconds of measuring
+what a row costs. About two minutes on two cores, downloads included; needs the `tools` extra. Only the training texts
+are used; the test texts are for `deploy.demo.evaluate`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ if not __package__:  # run as a plain script
 
 from deploy.demo import fetch, heads, threshold  # noqa: E402
 from deploy.demo.encoders import Head, MiniLM, WordPieces, Words  # noqa: E402
+from deploy.demo.export import write_local_model  # noqa: E402
 from deploy.demo.lock import only_one  # noqa: E402
 from deploy.demo.repository import write_demo_models, write_test_models  # noqa: E402
 
@@ -64,12 +65,13 @@ class Built:
 
     assets: Path
     repository: Path
+    local: Path
     calibration: Path
 
 
 def prepare(build: Path, console: Console | None = None) -> Built:
     """Brings the build directory up to date. Raises fetch.Mismatch."""
-    built = Built(build / "assets", build / "repository", build / "calibration.json")
+    built = Built(build / "assets", build / "repository", build / "local/intent_distilled", build / "calibration.json")
     assets, calibration = built.assets, built.calibration
     columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with only_one(build), Progress(*columns, console=console) as progress:
@@ -81,6 +83,7 @@ def prepare(build: Path, console: Console | None = None) -> Built:
             facts = _fit(assets, progress)
             calibration.write_text(json.dumps(facts, indent=2) + "\n")
         write_demo_models(built.repository)
+        write_local_model(assets, built.local)
     return built
 
 

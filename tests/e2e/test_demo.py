@@ -67,7 +67,7 @@ def test_the_cascade_is_not_worse_than_the_heavy_tier_alone(demo: tuple[str, dic
 
 
 def test_a_trace_of_every_hop_is_printed(demo: tuple[str, dict[tuple[str, str], float]]) -> None:
-    for hop in ("edge http", "tier distilled", "dispatch", "queue", "batch", "triton intent_distilled"):
+    for hop in ("edge http", "tier distilled", "dispatch", "queue", "batch", "local distilled"):
         assert re.search(rf"{hop}\s+\d+\.\d\d ms", demo[0]), hop
 
 

@@ -50,6 +50,15 @@ def test_a_cascade_answers_each_row_as_the_tier_that_was_sure(gateway: Served, t
         assert (answer.as_numpy(name) == expected).all()
 
 
+def test_the_distilled_tier_in_the_gateway_answers_bit_by_bit_as_on_triton(gateway: Served, triton_demo: Any) -> None:
+    texts = read_banking77("test")[0]
+    for start in range(0, len(texts), 64):
+        ours = classify(gateway.http, "intent_distilled", texts[start : start + 64])
+        theirs = classify(triton_demo.http, "intent_distilled", texts[start : start + 64])
+        for name in ("LABEL", "LOGITS"):
+            assert (ours.as_numpy(name) == theirs.as_numpy(name)).all()
+
+
 def test_token_ids_and_text_are_two_doors_to_the_same_weights(gateway: Served) -> None:
     tokenizer = Tokenizer.from_file(str(next((BUILD / "assets").rglob("*okenizer*.json"))))
     labels = classify(gateway.http, "intent_heavy", TEXTS).as_numpy("LABEL")[:, 0].tolist()
@@ -94,4 +103,4 @@ def test_the_last_trace_is_printed_as_a_tree(gateway: Served) -> None:
     lines = [line.lstrip(" \xa0│├└─") for line in done.stdout.splitlines()]
     assert lines[0] == f"trace {'a' * 32}"
     assert lines[1].startswith("edge http ")
-    assert any(line.startswith("triton intent_distilled ") for line in lines)
+    assert any(line.startswith("local distilled ") for line in lines)

@@ -171,6 +171,17 @@ def test_one_bad_row_fails_alone() -> None:
     run(main())
 
 
+def test_a_row_that_only_the_endpoint_can_read_fails_alone() -> None:
+    async def main() -> None:
+        dispatch = make(Scripted(refuse(bad_row, lambda: BadRequest("input 'x': row 0 is not UTF-8"))), max_rows=4)
+        tasks = [ask(dispatch, call([-1.0 if i == 2 else i])) for i in range(4)]
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [isinstance(result, BadRequest) for result in results] == [False, False, True, False]
+        idle(dispatch)
+
+    run(main())
+
+
 def test_a_wrong_row_count_is_run_again_singly() -> None:
     async def main() -> None:
         backend = Scripted(lambda request: short(echo(request)))
