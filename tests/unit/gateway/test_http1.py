@@ -743,6 +743,25 @@ def test_resets_leave_nothing_behind(serving: Any, text: bytes) -> None:
     assert not OURS & found.keys(), found
 
 
+def test_a_storm_of_resets_takes_no_memory(serving: Any) -> None:
+    def resident() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * 4096
+
+    async def client(rig: Rig) -> int:
+        texts = (HEAD + b"content-length: 50\r\n\r\nhe", (HEAD + b"\r\n") * 10, HEAD, HEAD + b"\r\n")
+        sizes = []
+        for times in (250, 500):
+            for text in texts:
+                await asyncio.to_thread(storm, rig.server.port, text, times)
+            await until(lambda: not rig.server.connections)
+            gc.collect()
+            sizes.append(resident())
+        return sizes[1] - sizes[0]
+
+    assert serving(Waiting("backend"), client) < 8 << 20
+
+
 def test_answered_requests_leave_no_cycles(serving: Any) -> None:
     found: Counter[str] = Counter()
 
