@@ -32,6 +32,8 @@ _NOT_RELAYED = frozenset(name.encode() for name in HOP_BY_HOP) | {b"content-leng
 _OF_THE_BODY = frozenset({b"content-encoding", b"accept-encoding", b"content-type", b"inference-header-content-length"})
 _NOT_FORWARDED = _NOT_RELAYED | _OF_THE_BODY
 _ASKED = "headrace.asked"
+# Longer paths are split each time: a thousand of 64 KiB, remembered in their segments, would be a gigabyte.
+_REMEMBERED_BYTES = 256
 _JSON: RawHeaders = ((b"content-type", b"application/json"),)
 
 
@@ -77,7 +79,8 @@ class HttpEdge:
             await _send(send, 500, _JSON, error_body("internal error in the gateway"))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        match _segments(scope["raw_path"]):
+        raw_path = scope["raw_path"]
+        match _segments(raw_path) if len(raw_path) <= _REMEMBERED_BYTES else _split(raw_path):
             case ["livez"] | ["healthz"] | ["v2", "health", "live"]:
                 _allow(scope, "GET", "HEAD")
                 await _send(send, 200, (), b"")
@@ -174,13 +177,15 @@ def _model_of(path: list[str]) -> str:
     return ""
 
 
-@lru_cache(1024)
-def _segments(raw_path: bytes) -> tuple[str, ...]:
+def _split(raw_path: bytes) -> tuple[str, ...]:
     """The path's segments, each decoded on its own, so that a model name may hold an encoded slash."""
     try:
         return tuple(unquote_to_bytes(segment).decode() for segment in raw_path.split(b"/") if segment)
     except UnicodeDecodeError:
         raise BadRequest("path: expected UTF-8") from None
+
+
+_segments = lru_cache(1024)(_split)
 
 
 def _allow(scope: Scope, *methods: str) -> None:
@@ -207,18 +212,17 @@ def _forwarded(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 
     The values of one that is repeated are joined, as RFC 9110 allows.
     """
-    named: frozenset[bytes] | None = None
+    named: set[bytes] = set()
     made: dict[str, str] = {}
     for name, value in headers:
         if name in _NOT_FORWARDED:
             if name == b"connection" and value != b"keep-alive":
-                named = frozenset(part.strip().lower() for part in value.split(b",")) | (named or frozenset())
+                named.update(part.strip().lower() for part in value.split(b","))
         elif not name.startswith(b"headrace-"):
             key, text = name.decode("latin-1"), value.decode("latin-1")
             made[key] = f"{made[key]}, {text}" if key in made else text
-    if named is not None:
-        for token in named:
-            made.pop(token.decode("latin-1"), None)
+    for token in named:
+        made.pop(token.decode("latin-1"), None)
     return made
 
 

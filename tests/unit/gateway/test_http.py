@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import time
 import zlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -13,6 +14,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from backends.errors import BadRequest, TooLarge
+from gateway.body import _inflated
+from gateway.http import _forwarded, _segments
 from tests.support.gateway import FakeServer, Rig, double
 
 POLICY = """
@@ -127,6 +131,35 @@ def test_a_gzip_body_may_have_several_members_and_nothing_else_behind() -> None:
     members = gzip.compress(JSON[:20]) + gzip.compress(JSON[20:])
     assert ask("POST", path, members, content_encoding="gzip")[1].status_code == 200
     refused(ask("POST", path, gzip.compress(JSON) + b"rest", content_encoding="gzip")[1], 400)
+
+
+def test_a_gzip_body_of_many_members_costs_no_more_than_its_bytes() -> None:
+    began = time.process_time()
+    members = gzip.compress(b"") * 3000  # each 20 bytes
+    path = "/v2/models/twice/infer"
+    assert "JSON" in refused(ask("POST", path, members, content_encoding="gzip")[1], 400)
+    many = gzip.compress(b"") * 5000
+    with pytest.raises(BadRequest, match="members"):
+        _inflated(many * 10, "gzip", 1 << 20)
+    assert time.process_time() - began < 0.5
+    large = gzip.compress(bytes(200_000), 0) * 3
+    assert _inflated(large, "gzip", 600_000) == bytes(600_000)
+    with pytest.raises(TooLarge):
+        _inflated(large, "gzip", 599_999)
+
+
+def test_long_paths_are_not_remembered() -> None:
+    before = _segments.cache_info().currsize
+    for i in range(3):
+        refused(ask("GET", f"/{i}" + "/ab" * 1000)[1], 404)
+    assert _segments.cache_info().currsize == before
+
+
+def test_a_head_full_of_connection_headers_costs_little() -> None:
+    headers = [(b"connection", b"x%d" % i) for i in range(4000)] + [(b"x9", b"no"), (b"y", b"yes")]
+    began = time.process_time()
+    assert _forwarded(headers) == {"y": "yes"}
+    assert time.process_time() - began < 0.1
 
 
 def test_a_body_that_does_not_come_is_408() -> None:
