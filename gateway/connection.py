@@ -46,8 +46,8 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_deaf", "_drain", "_dropped", "_expects", "_fresh", "_headers", "_held", "_in_head", "_parser", "_peer",
-        "_reading", "_refusal", "_transport", "_unframed", "_unsent", "_unsent_since", "_url", "_waiting", "busy", "gone", "paused",
-        "server", "since",
+        "_reading", "_refusal", "_transport", "_unframed", "_unsent", "_unsent_since", "_url", "_waiting", "busy",
+        "gone", "paused", "server", "since",
     )  # fmt: skip
 
     _transport: asyncio.Transport

@@ -32,7 +32,8 @@ BODY = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 1], "data": [1
 
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path, ["--user", "gate on >another +@all ~*"]) as server:
+    with RedisServer(tmp_path) as server:
+        server.do("ACL", "SETUSER", "gate", "on", ">another", "+@all", "~*")
         yield server
 
 
@@ -72,7 +73,7 @@ def test_no_secret_is_ever_said(gateway: Served, policy: Path, tmp_path: Path) -
     # Edits that fail in every way that shows a value, and one that works: a secret file that changes.
     good = policy.read_text()
     for bad in (good.replace("x-plain: tok3n-in-text", "x-plain: [tok3n-in-text]"),
-                good.replace('"${file:token}"', '"${file:token} \\n"'),
+                good.replace('"${file:token}"', '"${file:token}\\x01x"'),
                 good.replace("proxy: none", "").replace("backend: good", 'backend: "${TOKEN}"'),
                 good.replace("user: gate", 'user: "${file:password}"')):  # fmt: skip
         policy.write_text(bad)

@@ -123,7 +123,7 @@ def test_the_examples_load() -> None:
     assert [tier.name for tier in demo.routes["intent"].arms[0].tiers] == ["distilled", "heavy"]
     assert demo.routes["intent"].arms[0].tiers[0].accept == Accept("LOGITS", "logits", "margin", 0.5)
     assert demo.backends["heavy_ids"].model == "intent_heavy_ids"
-    assert demo.backends["embedder"].batch == Batch(max_rows=8, slots=2)
+    assert demo.backends["embedder"].batch == Batch(max_rows=8, slots=2, queue_time=5)
     assert demo.routes["embed"].arms[0].cache == Cache(ttl=86400)
     assert load(EXAMPLES / "proxy.yaml", {}).proxy == "triton"
 
