@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -41,7 +41,12 @@ def admin(gateway: Gateway) -> Starlette:
     """The admin application of a running gateway."""
 
     async def index(_: Request) -> Response:
-        return _json({"headrace": {"policy": gateway.policy.version}, "paths": [route.path for route in routes]})
+        return _json(
+            {
+                "headrace": {"policy": gateway.policy.version},
+                "paths": list(dict.fromkeys(route.path for route in routes)),
+            }
+        )
 
     async def backends(_: Request) -> Response:
         return _json(gateway.backends())
@@ -57,9 +62,9 @@ def admin(gateway: Gateway) -> Starlette:
         try:
             text = (await request.body()).decode()
             candidate = parse(text, request.query_params.get("file", "policy"), os.environ)
-            # Listeners are the process's; what a file says of them was overruled by flags, perhaps.
-            candidate = replace(candidate, listen=gateway.policy.listen)
-            changed = await gateway.apply(candidate, force=request.query_params.get("force") == "true")
+            changed = await gateway.apply(
+                gateway.overruled(candidate), force=request.query_params.get("force") == "true"
+            )
         except UnicodeDecodeError:
             return _json({"error": "expected a policy in UTF-8"}, 400)
         except PolicyError as error:

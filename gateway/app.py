@@ -61,24 +61,38 @@ class Source:
 class Gateway:
     """One process's gateway. `tentative_grpc` says that gRPC addresses were guessed and are used once they answer.
 
+    `overruled` gives a policy that comes later as the flags of the command have it.
+
     Of several workers each puts its share of a policy in force; what is shown and compared is the whole.
     """
 
-    def __init__(self, policy: Policy, *, tentative_grpc: bool = False, worker: Worker = ALONE) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        overruled: Callable[[Policy], Policy] | None = None,
+        tentative_grpc: bool = False,
+        worker: Worker = ALONE,
+    ) -> None:
         self._now = time.monotonic
+        # Listeners are the process's, whatever a policy that comes later says of them.
+        self.overruled = overruled or (lambda later: replace(later, listen=policy.listen))
         self._worker = worker
         self._scarce: set[str] = set()
         self._joined: Joined | None = None
         telemetry = self._share(policy).telemetry
         self.tracing = Tracing(per_second=telemetry.traces_per_second, keep=telemetry.traces_kept, now=self._now)
         self.metrics = Metrics()
+        self.metrics.watch_endpoints(
+            lambda: [(backend, endpoint.name, endpoint.ready) for backend, endpoint in self._things.all_endpoints()]
+        )
         self.metrics.watch_in_flight(lambda: self._things.in_flight.count)
         self.metrics.watch_stores(lambda: [(s.name, s.up, s.dropped) for _, s in filter(None, [self._things.redis])])
         connect = Connect(self._now, tentative_grpc)
         self._tools = Tools(self._now, self.tracing, self.metrics, connect, random.Random())
         self.reload = Reload(self._snapshot(policy, Things()), self._snapshot)
         self._in_force()
-        self._probing = Probing(lambda: self._things.all_endpoints(), self.metrics)
+        self._probing = Probing(lambda: self._things.all_endpoints())
         self._servers: list[HttpServer | Http1Server] = []
         self._open = False
         self._grpc: GrpcEdge | None = None
@@ -287,13 +301,24 @@ async def _started(name: str, starting: Any) -> Any:
         raise OSError(error.errno, f"listener '{name}': {error.strerror or error}") from None
 
 
-def run(policy: Policy, source: Source | None = None, *, tentative_grpc: bool = False, worker: Worker = ALONE) -> None:
-    """Serves `policy` until SIGTERM or SIGINT, and what `source` says later. Raises OSError where a port is taken."""
+def run(
+    policy: Policy,
+    source: Source | None = None,
+    *,
+    overruled: Callable[[Policy], Policy],
+    tentative_grpc: bool = False,
+    worker: Worker = ALONE,
+) -> None:
+    """Serves `policy` until SIGTERM or SIGINT, and what `source` says later. Raises OSError where a port is taken.
+
+    `overruled` gives a policy as the flags of the command have it.
+    """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(policy, source, tentative_grpc, worker))
+        gateway = partial(Gateway, policy, overruled=overruled, tentative_grpc=tentative_grpc, worker=worker)
+        runner.run(_serve(gateway, source, worker))
 
 
-async def _serve(policy: Policy, source: Source | None, tentative_grpc: bool, worker: Worker) -> None:
+async def _serve(make: Callable[[], Gateway], source: Source | None, worker: Worker) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -305,7 +330,7 @@ async def _serve(policy: Policy, source: Source | None, tentative_grpc: bool, wo
             stop.set()
 
         loop.add_reader(worker.lifeline, orphaned)
-    gateway = Gateway(policy, tentative_grpc=tentative_grpc, worker=worker)
+    gateway = make()
     watch: Watch | None = None
     try:
         await gateway.start()

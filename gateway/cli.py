@@ -123,7 +123,7 @@ def serve(
         from gateway.app import Source, run
 
         source = Source(again, files.changed) if policy_file else None
-        run(overruled(now_said), source, tentative_grpc=tentative, worker=worker)
+        run(overruled(now_said), source, overruled=overruled, tentative_grpc=tentative, worker=worker)
 
     code = 0
     try:

@@ -99,6 +99,21 @@ def _bound(metric: Any) -> Callable[..., Any]:
     return cache(metric.labels)
 
 
+class _Endpoints:
+    """Whether each endpoint is ready, as it is when somebody asks: one that a policy no longer has is gone."""
+
+    def __init__(self, endpoints: Callable[[], Iterable[tuple[str, str, bool | None]]]) -> None:
+        self._endpoints = endpoints
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        text = "1 while the endpoint says that it is ready"
+        family = GaugeMetricFamily("headrace_backend_ready", text, labels=("backend", "endpoint"))
+        for backend, name, ready in self._endpoints():
+            if ready is not None:
+                family.add_metric((backend, name), float(ready))
+        yield family
+
+
 class Metrics:
     """All series of one process, in a registry of its own."""
 
@@ -202,10 +217,6 @@ class Metrics:
             )
         )
         self._in_flight = Gauge("headrace_requests_in_flight", "Requests being answered", registry=registry)
-        self._ready = _bound(Gauge(
-            "headrace_backend_ready", "1 while the endpoint says that it is ready", ["backend", "endpoint"],
-            registry=registry,
-        ))  # fmt: skip
         self._policy = Gauge("headrace_policy_info", "The policy in force", ["version"], registry=registry)
         self._reloads = Counter(
             "headrace_policy_reloads", "Policies offered to the running gateway", ["result"], registry=registry
@@ -214,6 +225,10 @@ class Metrics:
 
     def watch_in_flight(self, count: Callable[[], float]) -> None:
         self._in_flight.set_function(count)
+
+    def watch_endpoints(self, endpoints: Callable[[], Iterable[tuple[str, str, bool | None]]]) -> None:
+        """Shows the endpoints that there are at each reading, as `(backend, name, ready)`; None is unknown."""
+        self.registry.register(_Endpoints(endpoints))
 
     def watch_stores(self, stores: Callable[[], Iterable[tuple[str, bool | None, int]]]) -> None:
         """Shows the stores that `stores` gives at each reading, as `(name, up, rows dropped)`; None is unknown."""
@@ -267,9 +282,6 @@ class Metrics:
 
     def retried(self, backend: str) -> None:
         self._retries(backend).inc()
-
-    def ready(self, backend: str, endpoint: str, ready: bool) -> None:
-        self._ready(backend, endpoint).set(1 if ready else 0)
 
     def policy(self, version: str) -> None:
         self._policy.clear()

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from weakref import WeakKeyDictionary
 
 from backends.endpoint import Endpoint
-from gateway.metrics import Metrics
 
 _log = logging.getLogger("headrace.backends")
 _EVERY_SECONDS = 1.0
@@ -26,9 +25,8 @@ class Probing:
     Each is asked in its own time: one that hangs does not keep another from being found again.
     """
 
-    def __init__(self, endpoints: Callable[[], Iterable[tuple[str, Endpoint]]], metrics: Metrics) -> None:
+    def __init__(self, endpoints: Callable[[], Iterable[tuple[str, Endpoint]]]) -> None:
         self._endpoints = endpoints
-        self._metrics = metrics
         self._task: asyncio.Task[None] | None = None
         self._asking: dict[Endpoint, asyncio.Task[None]] = {}
         self._told: WeakKeyDictionary[Endpoint, tuple[bool, str]] = WeakKeyDictionary()
@@ -70,7 +68,6 @@ class Probing:
         if endpoint.ready is None or (state := (endpoint.ready, endpoint.protocol)) == self._told.get(endpoint):
             return
         self._told[endpoint] = state
-        self._metrics.ready(backend, endpoint.name, endpoint.ready)
         _log.log(
             logging.INFO if endpoint.ready else logging.WARNING,
             "endpoint ready" if endpoint.ready else "endpoint not ready",

@@ -59,10 +59,11 @@ def _parts(reader: Reader[Any], node: Node | None, value: Any, at: Place) -> Ite
     entries = node.entries if isinstance(node, Keys) else {}
     match reader:
         case Section() if value is not None:
+            moot = {key for there, keys in reader.moot.items() if there in entries for key in keys}
             for key, part in reader.keys.items():
                 if key in entries:
                     yield _read(part, key, entries[key].node, at.under(key, entries[key].line, entries[key].file))
-                elif key not in reader.one_of:
+                elif key not in reader.one_of and key not in moot:
                     yield _setting(part, key, None, getattr(value, key, reader.defaults.get(key)), at)
         case Named():
             for key, entry in entries.items():

@@ -227,6 +227,7 @@ BACKEND = section(
     _addressed,
     rest=Backend,
     one_of=("endpoints", "local"),
+    moot={"local": _OF_SERVERS},
 )
 
 
@@ -396,6 +397,7 @@ ROUTE = section(
     },
     rest=Route,
     one_of=("backend", "tiers", "experiment"),
+    moot={"experiment": ("cache",)},
 )
 
 

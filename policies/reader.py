@@ -42,12 +42,16 @@ class Scalar(Reader[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section(Reader[T]):
-    """`one_of` are keys of which exactly one is there; of `needed` each is; `about` is the section in a sentence."""
+    """`one_of` are keys of which exactly one is there; of `needed` each is; `about` is the section in a sentence.
+
+    `moot` has the keys that mean nothing where another one, under which they stand, is there.
+    """
 
     keys: Mapping[str, Reader[Any]]
     defaults: Mapping[str, Any]
     needed: Collection[str]
     one_of: Collection[str]
+    moot: Mapping[str, Collection[str]]
     free: str
     about: str
 

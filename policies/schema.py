@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 from policies import units
@@ -151,13 +152,15 @@ def section(
     free: str = "",
     rest: Callable[..., Any] | None = None,
     one_of: Collection[str] = (),
+    moot: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> Section[T]:
     """A mapping with these keys and no others, as arguments to `make`; its parameters without a default are required.
 
     A parameter `name` of `make` that is no key gets the key under which the section itself stands. `verify` tells what
     is wrong with the whole, once every part could be read; `make` may raise Wrong as well. Keys that begin with
     `free` are passed over. `rest` is what `make` fills in, where that is not `make` itself: its other defaults are
-    told from there. `one_of` tells which keys exclude each other; it is for `make` to raise.
+    told from there. `one_of` tells which keys exclude each other, and `moot` which ones mean nothing where a certain
+    one is there; both are for `make` to raise.
     """
     parameters = inspect.signature(make).parameters
     required = [k for k, p in parameters.items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
@@ -206,6 +209,7 @@ def section(
         },
         needed=needed,
         one_of=one_of,
+        moot=moot,
         free=free,
         about=" ".join((inspect.getdoc(rest or make) or "").partition("\n\n")[0].split()),
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import httpx
 
 from gateway.admin import admin, metrics_page, plain
 from gateway.app import Gateway
-from policies import parse
+from policies import Policy, parse
 
 POLICY = """
 backends:
@@ -33,7 +34,9 @@ def gateway() -> Gateway:
 
 def test_what_there_is_to_ask() -> None:
     index, backends, ready, live = get(admin(gateway()), "/", "/backends", "/readyz", "/livez")
-    assert "/traces/{id}" in index.json()["paths"]
+    paths = index.json()["paths"]
+    assert "/traces/{id}" in paths
+    assert len(paths) == len(set(paths))
     (endpoint,) = backends.json()["a"]["endpoints"]
     assert endpoint == {"name": "http://127.0.0.1:1", "ready": None, "reason": "", "protocol": "http", "in_flight": 0}
     assert backends.json()["a"]["queue"] == {"rows": 0, "batches_running": 0}
@@ -45,6 +48,22 @@ def test_the_policy_is_shown_with_its_defaults_and_without_its_secrets() -> None
     assert "s3cret" not in policy.text
     assert policy.json()["backends"]["a"]["headers"] == {"authorization": "***"}
     assert policy.json()["limits"]["in_flight"] == 4096
+
+
+def test_a_posted_policy_is_overruled_by_the_flags_of_the_command() -> None:
+    def quiet(policy: Policy) -> Policy:
+        return replace(policy, telemetry=replace(policy.telemetry, access_log=False))
+
+    made = Gateway(parse(POLICY, "policy.yaml", {"TOKEN": ""}), overruled=quiet)
+
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(admin(made))
+        async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
+            text = POLICY.replace("${TOKEN}", "x") + "# another one\n"
+            return await client.post("/policy?force=true", content=text)
+
+    assert asyncio.run(run()).status_code == 200
+    assert not made.policy.telemetry.access_log
 
 
 def test_no_trace_is_404_with_a_line() -> None:

@@ -11,7 +11,6 @@ import pytest
 from backends.endpoint import Endpoint
 from backends.errors import Unreachable
 from backends.request import Request
-from gateway.metrics import Metrics
 from gateway.probe import Probing
 from tests.support.gateway import FakeServer
 from tests.support.loop import run
@@ -43,7 +42,7 @@ def probed(caplog: pytest.LogCaptureFixture, *endpoints: Endpoint, test: Callabl
     """What was told, as `name: message`, while `test` ran."""
 
     async def main() -> None:
-        probing = Probing(lambda: [("b", each) for each in endpoints], Metrics())
+        probing = Probing(lambda: [("b", each) for each in endpoints])
         await probing.start()
         await test()
         await probing.close()

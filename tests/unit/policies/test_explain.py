@@ -84,6 +84,14 @@ def test_what_has_no_value_says_what_that_means() -> None:
     assert "routes.s.tiers" not in told
 
 
+def test_what_means_nothing_beside_another_key_is_not_told() -> None:
+    text = "backends: {a: {local: m.onnx}}\nroutes: {r: {experiment: {unit: tenant, arms: ARMS}}}\ntenant_header: t"
+    told = explained(text.replace("ARMS", "{x: {weight: 1, backend: a}, y: {weight: 1, backend: a}}"))
+    assert told["backends.a.local"] == ("m.onnx", "p.yaml:1")
+    assert not {"backends.a.protocol", "backends.a.headers", "backends.a.kind", "routes.r.cache"} & told.keys()
+    assert "routes.r.experiment.arms.x.cache" in told
+
+
 def test_secrets_are_never_shown() -> None:
     told = explained(TOKEN="hunter2")
     assert told["backends.large.headers.Authorization"] == ("***", "p.yaml:10 with ${TOKEN}")
