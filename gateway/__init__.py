@@ -2,4 +2,10 @@
 
 `stack.build` composes the parts of the other packages into one service; the edges (`http`, `grpc`) turn bytes into
 requests and replies into bytes; `app` makes clocks, chance, clients and servers, and nobody else does.
+
+    http1, connection, exchange   the HTTP/1.1 server under the HTTP edge; `server` is uvicorn, for admin and metrics
+    body, deadline, admit         what a request may bring, how long it may take, and how many there may be
+    observe, traced, metrics      what is seen of it; `telemetry` and `semantics` are OpenTelemetry's side
+    reload, watch, probe          another policy, its files, and whether endpoints are ready
+    workers, joined, sockets      several processes behind one set of ports, and one answer for all of them
 """

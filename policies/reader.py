@@ -1,7 +1,7 @@
 """What a reader is: a function from a node to a value that also says what it takes.
 
-So the tables of `policies.read` are the one description of a policy: `policies.explain` and `policies.json_schema` are
-other readings of them. There are five kinds.
+So the tables under `policies.read` are the one description of a policy: `policies.explain` and `policies.json_schema`
+are other readings of them. There are five kinds.
 """
 
 from __future__ import annotations
