@@ -2,8 +2,8 @@
 
 Reads nothing but a file, the files that it names and the environment it is given; knows no network and no clock. A
 policy that `load` returns is complete: every default is filled in, every name resolves, every number is possible.
-Whatever is wrong with a file is reported all at once, each problem with file, line, path, what is wrong and what would be right; no message shows
-what came out of the environment or out of a file of secrets.
+Whatever is wrong with a file is reported all at once, each problem with file, line, path, what is wrong and what would
+be right; no message shows what came out of the environment or out of a file of secrets.
 
     source   text -> nodes with lines: YAML's events, `${NAME}`, anchors, merge keys, bounds
     files    what is read from disk, and which files that was
