@@ -3,7 +3,8 @@
 Theory of operation. A snapshot is a policy and everything that was built for it. Another policy is built beside it, out
 of new parts and of those whose spec is equal; endpoints that are new must say that they are ready. Only then is it put
 in force, by one assignment. On any problem the old one stays as it is and the reasons are kept, all of them. A request
-holds the snapshot that it began with, to the end; what only an old snapshot used is closed after its last request.
+holds the snapshot that it began with, to the end; what an old snapshot used is closed once neither the one in force nor
+one that a request still holds has it.
 A cache in Redis is asked nothing beforehand: without it the gateway serves as well, only slower.
 
 Deliberately not here: listeners, which a process opens once. A policy that moves one is refused.
@@ -56,6 +57,7 @@ class Reload:
         self.history: deque[Policy] = deque(maxlen=_HISTORY)
         self._make = make
         self._lock = asyncio.Lock()
+        self._living: list[Snapshot] = []  # those not in force any more, which requests still hold
         self._retiring: set[asyncio.Task[None]] = set()
 
     async def apply(self, policy: Policy, *, force: bool = False) -> bool:
@@ -65,33 +67,21 @@ class Reload:
         not ready.
         """
         async with self._lock:
-            if policy == self.current.policy:
-                self.refused = ()
-                return False
-            try:
-                made = await self._built(policy, force=force)
-            except PolicyError as error:
-                self.refuse(error)
-                raise
-            old, self.current = self.current, made
-            self.refused = ()
-            self.history.append(old.policy)
-            self._retire(old)
-            _log.info("policy in force", extra={"fields": {"policy": policy.version, "before": old.policy.version}})
-            return True
+            before = self.current.policy
+            changed = await self._apply(policy, force=force)
+            if changed:
+                self.history.append(before)
+            return changed
 
     async def rollback(self) -> Policy:
         """Puts the policy in force that was before this one. Raises PolicyError where there is none."""
-        if not self.history:
-            raise PolicyError([Problem("rollback", 0, "", "there is no earlier policy in this process")])
-        before = self.history.pop()
-        try:
-            await self.apply(before, force=True)
-        except PolicyError:
-            self.history.append(before)
-            raise
-        self.history.pop()  # the one that was rolled back from
-        return before
+        async with self._lock:
+            if not self.history:
+                raise PolicyError([Problem("rollback", 0, "", "there is no earlier policy in this process")])
+            before = self.history[-1]
+            await self._apply(before, force=True)
+            self.history.pop()
+            return before
 
     def refuse(self, error: PolicyError) -> None:
         """Keeps the reasons of a policy that is not taken."""
@@ -102,6 +92,23 @@ class Reload:
         for task in self._retiring:
             task.cancel()
         await asyncio.gather(*self._retiring, return_exceptions=True)
+        for snapshot in self._living:
+            await _close(snapshot.things.held_beyond(self.current.things))
+
+    async def _apply(self, policy: Policy, *, force: bool) -> bool:
+        if policy == self.current.policy:
+            self.refused = ()
+            return False
+        try:
+            made = await self._built(policy, force=force)
+        except PolicyError as error:
+            self.refuse(error)
+            raise
+        old, self.current = self.current, made
+        self.refused = ()
+        self._retire(old)
+        _log.info("policy in force", extra={"fields": {"policy": policy.version, "before": old.policy.version}})
+        return True
 
     async def _built(self, policy: Policy, *, force: bool) -> Snapshot:
         now = self.current
@@ -111,28 +118,36 @@ class Reload:
         made = self._make(policy, now.things.fork())
         fresh = made.things.endpoints_beyond(now.things)
         if not force:
-            ready = await asyncio.gather(*(endpoint.probe(_patience(endpoint)) for _, endpoint in fresh))
-            problems = [_unready(name, endpoint) for (name, endpoint), yes in zip(fresh, ready, strict=True) if not yes]
-            if problems:
+            try:
+                ready = await asyncio.gather(*(endpoint.probe(_patience(endpoint)) for _, endpoint in fresh))
+                pairs = zip(fresh, ready, strict=True)
+                if problems := [_unready(name, endpoint) for (name, endpoint), yes in pairs if not yes]:
+                    raise PolicyError(problems)
+            except BaseException:
                 await _close(made.things.held_beyond(now.things))
-                raise PolicyError(problems)
+                raise
         return made
 
     def _retire(self, old: Snapshot) -> None:
-        gone = old.things.held_beyond(self.current.things)
-        task = asyncio.get_running_loop().create_task(self._after_its_last_request(old, gone))
+        self._living.append(old)
+        task = asyncio.get_running_loop().create_task(self._after_its_last_request(old))
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
 
-    async def _after_its_last_request(self, old: Snapshot, gone: Sequence[Closable]) -> None:
-        endpoints = [each for each in gone if isinstance(each, Endpoint)]
+    async def _after_its_last_request(self, old: Snapshot) -> None:
+        """Closes what only `old` used, once no request has it: neither the one in force, nor one that still retires."""
+        gone: list[Closable] = []
         try:
-            while old.active or any(endpoint.in_flight for endpoint in endpoints):  # noqa: ASYNC110
+            while old.active:  # noqa: ASYNC110
+                await asyncio.sleep(_RETIRE_SECONDS)
+            self._living.remove(old)
+            kept = {id(each) for snapshot in (self.current, *self._living) for each in snapshot.things.held()}
+            gone += [each for each in old.things.held() if id(each) not in kept]
+            # A stream outlasts the call that began it.
+            while any(isinstance(each, Endpoint) and each.in_flight for each in gone):  # noqa: ASYNC110
                 await asyncio.sleep(_RETIRE_SECONDS)
         finally:
-            # A rollback may have taken an endpoint back meanwhile.
-            kept = set(map(id, self.current.things.held()))
-            await _close([each for each in gone if id(each) not in kept])
+            await _close(gone)
 
 
 def _patience(endpoint: Endpoint) -> float:

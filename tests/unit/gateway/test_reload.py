@@ -150,3 +150,49 @@ def test_a_request_keeps_its_snapshot_and_its_endpoint_is_closed_after_it() -> N
         await asyncio.wait_for(closed.wait(), 1)
 
     running(test)
+
+
+def test_what_a_request_holds_outlives_any_number_of_edits() -> None:
+    """The second edit drops what the first one kept: a request that began before both still has it."""
+
+    async def test(h: Harness) -> None:
+        closed: list[str] = []
+
+        async def close() -> None:
+            closed.append("first")
+
+        h.server.close = close  # type: ignore[method-assign]
+        old = h.snapshot
+        old.active += 1  # as a request does
+        await h.reload.apply(policy(EDITED))
+        await h.reload.apply(policy(MOVED))
+        await asyncio.sleep(0.25)
+        assert not closed
+        old.active -= 1
+        await asyncio.sleep(0.25)
+        assert closed == ["first"]
+
+    running(test)
+
+
+def test_a_rollback_while_a_policy_is_probed_takes_that_one_back() -> None:
+    async def test(h: Harness) -> None:
+        await h.reload.apply(policy(EDITED))
+        asked, go = asyncio.Event(), asyncio.Event()
+
+        async def unready(*_: object) -> str:
+            asked.set()
+            await go.wait()
+            return ""
+
+        h.others["http://127.0.0.1:2"].unready = unready  # type: ignore[method-assign]
+        applying = asyncio.create_task(h.reload.apply(policy(MOVED)))
+        await asked.wait()
+        rolling = asyncio.create_task(h.reload.rollback())
+        await asyncio.sleep(0)
+        go.set()
+        await asyncio.gather(applying, rolling)
+        assert h.snapshot.policy == policy(EDITED)
+        assert list(h.reload.history) == [policy(BASE)]
+
+    running(test)
