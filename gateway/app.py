@@ -77,6 +77,7 @@ class Gateway:
         self._now = time.monotonic
         # Listeners are the process's, whatever a policy that comes later says of them.
         self.overruled = overruled or (lambda later: replace(later, listen=policy.listen))
+        self.reading = asyncio.Lock()
         self._worker = worker
         self._scarce: set[str] = set()
         self._joined: Joined | None = None
@@ -153,14 +154,14 @@ class Gateway:
             ready=self.ready,
             decision_headers=respond.decision_headers,
             refused=partial(self._refused, "http"),
-            report=self._report,
+            report=self.report,
         )
         shared = self._worker.count > 1
         for name, address, application in self._applications(edge):
             server: HttpServer | Http1Server
             if name == "http":
                 server = Http1Server(
-                    application, address, _CLOSE_SECONDS, now=self._now, report=self._report, shared=shared
+                    application, address, _CLOSE_SECONDS, now=self._now, report=self.report, shared=shared
                 )
             else:
                 server = HttpServer(application, address, _CLOSE_SECONDS, shared=shared)
@@ -177,7 +178,7 @@ class Gateway:
                 grpc_status=respond.grpc_status,
                 decision_headers=respond.decision_headers,
                 refused=partial(self._refused, "grpc"),
-                report=self._report,
+                report=self.report,
                 shared=shared,
             )
             port = await _started("grpc", self._grpc.start([str(listen.grpc)]))
@@ -289,7 +290,7 @@ class Gateway:
             fields = {"protocol": protocol, "status": str(status), "error": failure.message[:200]}
             logging.getLogger("headrace.access").info("refused", extra={"fields": fields})
 
-    def _report(self, error: BaseException) -> None:
+    def report(self, error: BaseException) -> None:
         self.metrics.defect()
         _log.error("internal error", exc_info=error)
 
@@ -335,9 +336,9 @@ async def _serve(make: Callable[[], Gateway], source: Source | None, worker: Wor
     try:
         await gateway.start()
         if source is not None:
-            watch = Watch(source.changed, partial(_reload, gateway, source))
+            watch = Watch(source.changed, partial(_reload, gateway, source), gateway.report)
             watch.start()
-            loop.add_signal_handler(signal.SIGHUP, _in_background(partial(_reload, gateway, source)))
+            loop.add_signal_handler(signal.SIGHUP, _in_background(partial(_reload, gateway, source), gateway.report))
         # What exists now lives as long as the process: the collector need not walk it for every request's garbage.
         gc.collect()
         gc.freeze()
@@ -352,25 +353,34 @@ async def _serve(make: Callable[[], Gateway], source: Source | None, worker: Wor
         await gateway.close()
 
 
-def _in_background(work: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """A callback that starts `work`, and holds on to it until it has ended."""
+def _in_background(
+    work: Callable[[], Coroutine[Any, Any, None]], report: Callable[[BaseException], None]
+) -> Callable[[], None]:
+    """A callback that starts `work`, and holds on to it until it has ended; `report` hears of what it raises."""
     running: set[asyncio.Task[None]] = set()
+
+    def ended(task: asyncio.Task[None]) -> None:
+        running.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            report(error)
 
     def start() -> None:
         task = asyncio.get_running_loop().create_task(work())
         running.add(task)
-        task.add_done_callback(running.discard)
+        task.add_done_callback(ended)
 
     return start
 
 
 async def _reload(gateway: Gateway, source: Source) -> None:
-    """What the file says now, or else the reasons why not."""
-    try:
-        policy = source.load()
-    except PolicyError as error:
-        gateway.reload.refuse(error)
-        gateway.metrics.reloaded("refused")
-        return
-    with suppress(PolicyError):  # its reasons are kept and logged where it was refused
-        await gateway.apply(policy)
+    """What the file says now, or else the reasons why not. One after the other, whoever asks for it."""
+    async with gateway.reading:
+        try:
+            # A large policy takes seconds to read: requests go on meanwhile.
+            policy = await asyncio.to_thread(source.load)
+        except PolicyError as error:
+            gateway.reload.refuse(error)
+            gateway.metrics.reloaded("refused")
+            return
+        with suppress(PolicyError):  # its reasons are kept and logged where it was refused
+            await gateway.apply(policy)

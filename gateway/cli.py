@@ -165,7 +165,7 @@ def explain(
     from policies.explain import explain as explained
 
     try:
-        root = explained(Files().text(policy_file), str(policy_file), os.environ)
+        root = explained(Files().text(policy_file, pipe=True), str(policy_file), os.environ)
         policy = load(policy_file, os.environ) if live else None
     except PolicyError as error:
         _die(str(error), code=1)

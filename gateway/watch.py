@@ -9,11 +9,20 @@ _EVERY_SECONDS = 0.25
 
 
 class Watch:
-    """Calls `reload`, which reads the files again, whenever `changed` says so, until `close`."""
+    """Calls `reload`, which reads the files again, whenever `changed` says so, until `close`.
 
-    def __init__(self, changed: Callable[[], bool], reload: Callable[[], Awaitable[None]]) -> None:
+    `report` hears of a defect in either; the watch goes on.
+    """
+
+    def __init__(
+        self,
+        changed: Callable[[], bool],
+        reload: Callable[[], Awaitable[None]],
+        report: Callable[[BaseException], None],
+    ) -> None:
         self._changed = changed
         self._reload = reload
+        self._report = report
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -32,4 +41,7 @@ class Watch:
     async def _forever(self) -> None:
         while True:
             await asyncio.sleep(_EVERY_SECONDS)
-            await self.look()
+            try:
+                await self.look()
+            except Exception as error:
+                self._report(error)

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from policies.files import Files
+from policies.files import MAX_BYTES, Files
 from policies.problem import Place, PolicyError, Problem, Wrong
 from policies.source import Broken, Entry, Items, Keys, Leaf, Node, tree
 
 KEY = "include"
 _SHARED = ("backends", "routes")  # sections of names that several files may add to
-_MOST = 64  # files; each may be as large as a policy
+MOST = 64  # files
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,18 @@ def gathered(content: str, file: str, environ: Mapping[str, str], files: Files) 
     if not isinstance(root, Keys) or KEY not in root.entries:
         return made
     entries = {key: _placed(key, entry, file) for key, entry in root.entries.items()}
+    left = MAX_BYTES - len(content)
     for leaf in _names(root.entries[KEY].node):
         place = Place(file).under(KEY, leaf.line)
         name = str(Path(file).parent / leaf.text)
         try:
             text = files.text(name)
+            left -= len(text)
+            if left < 0:
+                problems.append(
+                    place.problem(Wrong(f"with '{name}' the policy is larger than {MAX_BYTES // 2**20} MiB"))
+                )
+                break
             made.texts.append(text)
             part, wrongs = tree(text, name, environ, files)
         except PolicyError as error:
@@ -57,9 +64,9 @@ def gathered(content: str, file: str, environ: Mapping[str, str], files: Files) 
 
 
 def _names(node: Node) -> Iterator[Leaf]:
-    """The files that are named; whatever is no name is told by the reader of the key."""
-    nodes = node.children if isinstance(node, Items) else (node,)
-    yield from [leaf for leaf in nodes if isinstance(leaf, Leaf) and leaf.text and not leaf.secret][:_MOST]
+    """The files that are named; whatever is no name, or one too many, is told by the reader of the key."""
+    nodes = node.children if isinstance(node, Items) else ()
+    yield from [leaf for leaf in nodes if isinstance(leaf, Leaf) and leaf.text and not leaf.interpolated][:MOST]
 
 
 def _merge(entries: dict[str, Entry], part: Keys, file: str) -> Iterator[Problem]:

@@ -20,7 +20,7 @@ from policies.address import RedisUrl, redis_url
 from policies.backends import BACKEND, ENDPOINT, protocol_of
 from policies.files import Files
 from policies.headers import PASSWORD, header_name
-from policies.include import gathered
+from policies.include import MOST, gathered
 from policies.problem import Findings, Place, Wrong
 from policies.reader import Scalar
 from policies.routes import ROUTE
@@ -38,7 +38,7 @@ from policies.schema import (
     text,
     whole,
 )
-from policies.source import Entry, Keys, Node, leaf
+from policies.source import Entry, Items, Keys, Leaf, Node, leaf
 from policies.spec import (
     Address,
     Backend,
@@ -59,7 +59,7 @@ def load(path: str | Path, environ: Mapping[str, str], files: Files | None = Non
     `files` gets to know every file that the policy was read from.
     """
     files = files or Files()
-    return parse(files.text(path), str(path), environ, files)
+    return parse(files.text(path, pipe=True), str(path), environ, files)
 
 
 def parse(content: str, file: str, environ: Mapping[str, str], files: Files | None = None) -> Policy:
@@ -203,7 +203,21 @@ def _complete(policy: Policy) -> Iterator[Wrong]:
 
 
 _INCLUDED = path()
-INCLUDE = items("file", _INCLUDED)
+
+
+def _included(node: Node, at: Place) -> str:
+    # A message of a file that is not there would show the variable's value.
+    if isinstance(node, Leaf) and node.interpolated:
+        raise Wrong("a variable in an included file's name", "write the name itself")
+    return _INCLUDED(node, at)
+
+
+def _few(names: Items) -> Iterator[tuple[int, Wrong]]:
+    if len(names.children) > MOST:
+        yield MOST, Wrong(f"more than {MOST} files", "put some of them together")
+
+
+INCLUDE = items("file", replace(_INCLUDED, read=_included), _few)
 
 
 POLICY = section(

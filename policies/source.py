@@ -35,7 +35,7 @@ from ruamel.yaml.reader import ReaderError
 from policies.files import MAX_BYTES, Files
 from policies.problem import Place, PolicyError, Problem, Wrong, clip, join, suggest
 
-MAX_NODES = 100_000  # a route is about 20 nodes; parsing as many takes some seconds, the most a reload may take
+MAX_NODES = 100_000  # in a file; a route is about 20 nodes, and parsing as many takes some seconds
 MAX_DEPTH = 32  # a policy is 7 deep
 
 _INT = re.compile(r"[-+]?[0-9]{1,20}|0x[0-9a-fA-F]{1,16}|0o[0-7]{1,20}")

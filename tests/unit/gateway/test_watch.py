@@ -4,6 +4,8 @@ import asyncio
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from gateway.watch import Watch
 from policies import PolicyError
 from policies.files import Files
@@ -25,6 +27,10 @@ class Reader:
                 self.files.text(self.main.parent / name)
 
 
+def raised(error: BaseException) -> None:
+    raise error
+
+
 async def looks(reader: Reader, watch: Watch) -> int:
     """How often the files were read in some looks."""
     before = reader.reads
@@ -41,7 +47,7 @@ def test_every_file_counts_and_each_change_once(tmp_path: Path) -> None:
 
     async def run() -> None:
         await reader.read()
-        watch = Watch(reader.files.changed, reader.read)
+        watch = Watch(reader.files.changed, reader.read, raised)
         assert await looks(reader, watch) == 0
         (tmp_path / "part").write_text("2")
         assert await looks(reader, watch) == 1
@@ -75,9 +81,34 @@ def test_a_swapped_symbolic_link_counts(tmp_path: Path) -> None:
 
     async def run() -> None:
         await reader.read()
-        watch = Watch(reader.files.changed, reader.read)
+        watch = Watch(reader.files.changed, reader.read, raised)
         (tmp_path / "swap").symlink_to("second")
         (tmp_path / "swap").rename(tmp_path / "..data")
         assert await looks(reader, watch) == 1
 
     asyncio.run(run())
+
+
+def test_a_defect_is_reported_and_the_watch_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.watch._EVERY_SECONDS", 0.01)
+    reported: list[BaseException] = []
+    looked: list[int] = []
+
+    def changed() -> bool:
+        looked.append(1)
+        if len(looked) == 1:
+            raise ValueError("a defect")
+        return False
+
+    async def reload() -> None:
+        raise AssertionError
+
+    async def run() -> None:
+        watch = Watch(changed, reload, reported.append)
+        watch.start()
+        await asyncio.sleep(0.1)
+        await watch.close()
+
+    asyncio.run(run())
+    assert [str(error) for error in reported] == ["a defect"]
+    assert len(looked) > 2

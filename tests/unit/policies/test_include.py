@@ -1,5 +1,6 @@
 """Policies in several files, and secrets in files."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -127,3 +128,42 @@ def test_a_file_stands_only_for_what_never_shows(folder: Path) -> None:
 def test_what_names_no_files(folder: Path, what: str) -> None:
     (folder / "p.yaml").write_text(f"{what}\nbackends: {{b: {{endpoints: [http://h:1]}}}}\nproxy: b\n")
     assert problems(folder / "p.yaml")
+
+
+@pytest.mark.parametrize("name", [r'"a\0b"', r'"\uD800"'])
+def test_names_that_no_file_can_have(folder: Path, name: str) -> None:
+    base = "backends: {b: {endpoints: [http://h:1]}}\nproxy: b\n"
+    for text in (f"include: [{name}]\n{base}", base.replace("}}", f', headers: {{x: "${{file:{name[1:-1]}}}"}}}}}}')):
+        with pytest.raises(PolicyError):
+            parse(text, str(folder / "p.yaml"), {})
+
+
+def test_a_pipe_is_not_waited_for(folder: Path) -> None:
+    (folder / "parts/more.yaml").unlink()
+    os.mkfifo(folder / "parts/more.yaml")
+    assert problems(folder / "p.yaml") == ["parts/more.yaml: cannot be read: not a regular file"]
+    assert not Files().changed()
+
+
+def test_an_included_name_shows_no_variable(folder: Path) -> None:
+    (folder / "p.yaml").write_text("include: ['${DB}']\nbackends: {b: {endpoints: [http://h:1]}}\nproxy: b\n")
+    told = problems(folder / "p.yaml", DB="hunter2")
+    assert told == ["p.yaml:1: include[0]: a variable in an included file's name; write the name itself"]
+
+
+def test_more_files_than_are_read_are_a_problem(folder: Path) -> None:
+    for number in range(70):
+        (folder / f"{number}.yaml").write_text(f"backends:\n  b{number}: {{endpoints: [http://h:{number + 1}]}}\n")
+    names = ", ".join(f"{number}.yaml" for number in range(70))
+    (folder / "p.yaml").write_text(f"include: [{names}]\nproxy: b0\n")
+    assert problems(folder / "p.yaml") == ["p.yaml:1: include[64]: more than 64 files; put some of them together"]
+
+
+def test_all_files_together_are_bounded(folder: Path) -> None:
+    filler = "# " + "x" * (2 * 2**20)
+    for name in ("more", "backends"):
+        path = folder / f"parts/{name}.yaml"
+        path.write_text(path.read_text() + filler)
+    assert "the policy is larger than 4 MiB" in problems(folder / "p.yaml")[0]
+    (folder / "parts/backends.yaml").write_text("\N{SNOWMAN}" * (2 * 2**20))
+    assert "larger than 4 MiB" in problems(folder / "p.yaml")[0]
