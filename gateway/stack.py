@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from os.path import normpath
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -243,7 +242,7 @@ def _plain(backend: Backend, policy: Policy, things: Things, tools: Tools) -> Se
 def _observed(endpoint: Endpoint, backend: Backend, tools: Tools) -> Service:
     called: Service
     if backend.local is not None:
-        place = {"headrace.local.path": normpath(backend.local.path)}
+        place = {"headrace.local.path": backend.local.path}
         called = Traced(endpoint, f"local {backend.name}", tools.tracing, place)
     else:
         where = next((spec for spec in backend.endpoints if str(spec) == endpoint.name), Replica())

@@ -31,6 +31,14 @@ def header_name(name: str) -> str:
     return name
 
 
+def heard(name: str) -> str:
+    """The name of a header that callers send and routes may look at, in lower case. Raises Wrong."""
+    name = header_name(name)
+    if name.startswith("headrace-"):
+        raise Wrong(f"'{name}' is for the gateway itself, and goes no further", "give it another name")
+    return name
+
+
 def unit(text: str) -> Unit:
     """What an experiment randomises by: `header NAME`, `cookie NAME` or `tenant`. Raises Wrong."""
     kind, _, name = text.partition(" ")
@@ -38,7 +46,7 @@ def unit(text: str) -> Unit:
         case "tenant", "":
             return Unit("tenant")
         case "header", found if _NAME.fullmatch(found.lower()):
-            return Unit("header", found.lower())
+            return Unit("header", heard(found))
         case "cookie", found if _COOKIE.fullmatch(found):
             return Unit("cookie", found)
     raise Wrong

@@ -19,7 +19,7 @@ from policies import address
 from policies.address import RedisUrl, redis_url
 from policies.backends import BACKEND, ENDPOINT, protocol_of
 from policies.files import Files
-from policies.headers import PASSWORD, header_name
+from policies.headers import PASSWORD, heard
 from policies.include import MOST, gathered
 from policies.problem import Findings, Place, Wrong
 from policies.reader import Scalar
@@ -229,7 +229,7 @@ POLICY = section(
         "backends": mapping("backend", BACKEND),
         "routes": mapping("route", ROUTE),
         "redis": REDIS.absent("caches are in memory"),
-        "tenant_header": parsed("a header's name", header_name).absent("requests have no tenant"),
+        "tenant_header": parsed("a header's name", heard).absent("requests have no tenant"),
         "limits": LIMITS,
         "telemetry": TELEMETRY,
     },

@@ -92,7 +92,13 @@ def _tiers(backend: Any, tiers: Any) -> tuple[Tier, ...]:
     return tiers or (Tier(backend, backend),)
 
 
+# A billionth of the largest: an arm of less would never be seen, and logarithms stay far from infinity.
+_LEAST_WEIGHT = 1e-3
+
+
 def _arm(name: str, weight: float, backend: Any = None, tiers: Any = None, cache: Any = None) -> Arm:
+    if 0 < weight < _LEAST_WEIGHT:
+        raise Wrong(f"a weight of {weight:g} is none", f"expected 0, or at least {_LEAST_WEIGHT:g}", "weight")
     return Arm(_tiers(backend, tiers), cache, name, weight)
 
 

@@ -12,6 +12,7 @@ past a part that fails, so that one pass finds everything.
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
@@ -275,9 +276,9 @@ def either(expected: str, short: Scalar[T], long: Section[T]) -> Either[T]:
 
 
 def path() -> Scalar[str]:
-    """A file's or a folder's name, relative to the file that names it."""
+    """A file's or a folder's name, relative to the file that names it; absolute, however that one was named."""
     written = text("the name of a file or a folder", re.compile(r"[^\0\n]{1,1024}"))
-    return replace(written, read=lambda node, at: str(Path(at.file).parent / written(node, at)))
+    return replace(written, read=lambda node, at: os.path.abspath(Path(at.file).parent / written(node, at)))
 
 
 def reference(section: str) -> Scalar[str]:

@@ -1,5 +1,6 @@
 """Every value in effect and where it comes from."""
 
+from os.path import abspath
 from pathlib import Path
 
 import pytest
@@ -87,7 +88,7 @@ def test_what_has_no_value_says_what_that_means() -> None:
 def test_what_means_nothing_beside_another_key_is_not_told() -> None:
     text = "backends: {a: {local: m.onnx}}\nroutes: {r: {experiment: {unit: tenant, arms: ARMS}}}\ntenant_header: t"
     told = explained(text.replace("ARMS", "{x: {weight: 1, backend: a}, y: {weight: 1, backend: a}}"))
-    assert told["backends.a.local"] == ("m.onnx", "p.yaml:1")
+    assert told["backends.a.local"] == (abspath("m.onnx"), "p.yaml:1")
     assert not {"backends.a.protocol", "backends.a.headers", "backends.a.kind", "routes.r.cache"} & told.keys()
     assert "routes.r.experiment.arms.x.cache" in told
 

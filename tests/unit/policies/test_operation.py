@@ -1,6 +1,8 @@
 # ruff: noqa: E501 - messages stand on one line, as they are printed
 """Policies of everyday operation: Redis, models in this process, experiments, fallbacks, tenants."""
 
+from os.path import abspath
+
 import pytest
 
 from policies import PolicyError, Secret, parse
@@ -26,7 +28,7 @@ def test_redis_urls() -> None:
     assert redis("url: redis://cache") == Redis("cache", 6379)
     assert redis("url: 'redis://[::1]:7000/3', timeout: 5ms") == Redis("::1", 7000, 3, timeout=0.005)
     secure = redis("url: 'rediss://${U}:${P}@cache:7000', ca_file: ca.pem", U="me", P="p%40ss")
-    assert secure == Redis("cache", 7000, 0, True, "me", Secret("p@ss"), "ca.pem")
+    assert secure == Redis("cache", 7000, 0, True, "me", Secret("p@ss"), abspath("ca.pem"))
     assert redis("url: redis://cache, user: me, password: '${P}'", P="p@ss") == Redis(
         "cache", 6379, user="me", password=Secret("p@ss")
     )
@@ -69,7 +71,7 @@ def test_a_cache_in_redis_needs_one() -> None:
 def test_models_in_this_process() -> None:
     text = "backends: {a: {local: models/a.onnx}, b: {local: {path: /m, threads: 2}, batch: {}}}\nroutes: {r: {backend: a}}"
     backends = parse(text, "etc/p.yaml", {}).backends
-    assert (backends["a"].local, backends["b"].local) == (Local("etc/models/a.onnx"), Local("/m", 2))
+    assert (backends["a"].local, backends["b"].local) == (Local(abspath("etc/models/a.onnx")), Local("/m", 2))
     assert (backends["a"].protocol, backends["a"].endpoints) == ("local", ())
 
 
@@ -118,6 +120,9 @@ def test_experiments() -> None:
         (f"backend: a, experiment: {{unit: cookie a, {ARMS}}}", ".backend: 'backend' and 'experiment' exclude each other; write 'backend' in the arms"),
         (f"cache: {{}}, experiment: {{unit: cookie a, {ARMS}}}", ".cache: 'cache' and 'experiment' exclude each other; write 'cache' in the arms"),
         (f"experiment: {{unit: tenant, {ARMS}}}", "s: 'r' divides by tenant, and nothing names one; add 'tenant_header: NAME'"),
+        (f"experiment: {{unit: header headrace-user, {ARMS}}}", ".experiment.unit: 'headrace-user' is for the gateway itself, and goes no further; give it another name"),
+        (f"experiment: {{unit: header Host, {ARMS}}}", ".experiment.unit: 'host' is set by the connection itself; delete it"),
+        ("experiment: {unit: cookie a, arms: {one: {weight: 1, backend: a}, two: {weight: 1e-9, backend: b}}}", ".experiment.arms.two.weight: a weight of 1e-09 is none; expected 0, or at least 0.001"),
         ("backend: a, fallback: c", ".fallback: backends has no 'c'; expected one of a, b"),
     ],
 )  # fmt: skip
