@@ -8,11 +8,15 @@ from __future__ import annotations
 
 
 class Failure(Exception):
-    """A request that gets an error for its answer. `message` is one line and safe to show to the caller."""
+    """A request that gets an error for its answer. `message` is one line and safe to show to the caller.
+
+    `arm` is that of the experiment which the request was in, if it was in one.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
+        self.arm = ""
 
 
 # The caller's faults: repeating the same request cannot help.

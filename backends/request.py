@@ -25,7 +25,7 @@ from backends.tensor import Tensor
 
 __all__ = [
     "HOP_BY_HOP", "Answer", "Head", "Hop", "HttpCall", "Infer", "Origin", "Parameters", "Relay", "Reply", "Request",
-    "RpcCall", "Service", "Tensors", "Trail", "Wanted", "Wire", "content", "replace",
+    "RpcCall", "Service", "Tensors", "Trail", "Wanted", "Wire", "computes", "content", "joint", "replace",
 ]  # fmt: skip
 
 Parameters = Mapping[str, Any]
@@ -37,6 +37,9 @@ HOP_BY_HOP = frozenset(
         "transfer-encoding", "upgrade",
     }
 )  # fmt: skip
+
+
+_WORK = ("/infer", "/generate", "/generate_stream")
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -154,6 +157,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return self.content
 
 
+def computes(request: Request) -> bool:
+    """Whether a call makes a model work: an inference, or one of the relayed calls that is another form of it."""
+    call = request.content
+    if isinstance(call, HttpCall):
+        return call.method == "POST" and call.target.partition("?")[0].endswith(_WORK)
+    return isinstance(call, Infer) or call.method.endswith("Infer")
+
+
 class Hop(msgspec.Struct, frozen=True):
     """What one tier did for a request. `rows` are the caller's row indices that got their answer here.
 
@@ -224,6 +235,11 @@ class Service(Protocol):
     """Everything that answers: a client, a batcher, a cascade, the whole gateway. Raises `backends.errors.Failure`."""
 
     async def __call__(self, request: Request, /) -> Reply: ...
+
+
+def joint(name: str) -> str:
+    """What joins the values of a repeated header: RFC 9110, 5.3; for cookies RFC 9113, 8.2.3."""
+    return "; " if name == "cookie" else ", "
 
 
 def content(request: Request, infer: Infer) -> Request:

@@ -92,7 +92,7 @@ class Gateway:
         connect = Connect(self._now, tentative_grpc)
         self._tools = Tools(self._now, self.tracing, self.metrics, connect, random.Random())
         self.reload = Reload(self._snapshot(policy, Things()), self._snapshot)
-        self._in_force()
+        self._observed()
         self._probing = Probing(lambda: self._things.all_endpoints())
         self._servers: list[HttpServer | Http1Server] = []
         self._open = False
@@ -231,33 +231,38 @@ class Gateway:
 
     async def apply(self, policy: Policy, *, force: bool = False) -> bool:
         """Puts another policy in force; False where it is already. Raises PolicyError, and the old one stays."""
-        with self._counted():
+        with self._refusals():
             changed = await self.reload.apply(policy, force=force)
-            if changed:
-                self._in_force()
-                self._things.start()
+        if changed:
+            self._in_force()
         return changed
 
     async def rollback(self) -> None:
         """Puts the policy before this one in force. Raises PolicyError where there is none."""
-        with self._counted():
+        with self._refusals():
             await self.reload.rollback()
-            self._in_force()
-            self._things.start()
+        self._in_force()
 
     @contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _refusals(self) -> Iterator[None]:
         try:
             yield
         except PolicyError:
             self.metrics.reloaded("refused")
             raise
-        self.metrics.reloaded("applied")
 
     def _in_force(self) -> None:
+        """After another policy has been put in force."""
+        self.metrics.reloaded("applied")
+        self._things.start()
+        self._observed()
+
+    def _observed(self) -> None:
+        """What is observed, as the policy in force has it."""
         self._own = self._share(self.policy)
         self.metrics.policy(self.policy.version)
         self.tracing.per_second = self._own.telemetry.traces_per_second
+        self.tracing.recent.keep = self._own.telemetry.traces_kept
         if self._worker.index == 0:
             now_scarce = scarce(self.policy, self._worker.count)
             for name in sorted(now_scarce - self._scarce):

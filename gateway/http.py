@@ -17,7 +17,7 @@ from urllib.parse import unquote_to_bytes
 from backends.errors import BadRequest, Failure, NotFound, WrongMethod
 from backends.json_text import MAX_NESTING, too_deep
 from backends.kserve_json import error_body, read_request, write_reply
-from backends.request import HOP_BY_HOP, Answer, HttpCall, Relay, Reply, Request, Service
+from backends.request import HOP_BY_HOP, Answer, HttpCall, Relay, Reply, Request, Service, joint
 from backends.tensor import shown
 from gateway import respond
 from gateway.body import NUMBER, Bodies
@@ -220,7 +220,7 @@ def _forwarded(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
                 named.update(part.strip().lower() for part in value.split(b","))
         elif not name.startswith(b"headrace-"):
             key, text = name.decode("latin-1"), value.decode("latin-1")
-            made[key] = f"{made[key]}, {text}" if key in made else text
+            made[key] = f"{made[key]}{joint(key)}{text}" if key in made else text
     for token in named:
         made.pop(token.decode("latin-1"), None)
     return made
@@ -231,7 +231,7 @@ def _joined(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     made: dict[str, str] = {}
     for name, value in headers:
         key, text = name.decode("latin-1"), value.decode("latin-1")
-        made[key] = f"{made[key]}, {text}" if key in made else text
+        made[key] = f"{made[key]}{joint(key)}{text}" if key in made else text
     return made
 
 

@@ -12,8 +12,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from backends.errors import Failure
-from backends.request import Infer, Relay, Reply, Request, Service, replace
+from backends.errors import BackendFailed, Failure
+from backends.request import Infer, Relay, Reply, Request, Service, computes, replace
 from backends.stream import Watched
 from gateway import respond, semantics, telemetry
 from gateway.metrics import Metrics
@@ -65,6 +65,8 @@ class Observed:
             reply = replace(await self._inner(request), policy=self._policy)
         except BaseException as error:
             self._end(request, span, began, None, error)
+            if isinstance(error, Failure) and not self._headers:
+                error.arm = ""
             raise
         if isinstance(reply.body, Relay) and not isinstance(reply.body.body, bytes):
             # A stream's outcome is recorded when it ends, however it ends.
@@ -135,13 +137,18 @@ class Observed:
             line |= {k.removeprefix("headrace-"): v for k, v in respond.decision_headers(reply)}
         if isinstance(error, Failure):
             line["error"] = error.message[:200]
+            if error.arm:
+                line["arm"] = error.arm
         if span is not None:
             line["trace"] = telemetry.trace_id(span)
         return line
 
 
 class MeasuredArm:
-    """One arm of a route's experiment, its requests counted by their outcome and timed, a stream's at its end."""
+    """One arm of a route's experiment: what makes its models work is counted by outcome and timed.
+
+    A stream is over when it ends.
+    """
 
     def __init__(self, inner: Service, route: str, arm: str, metrics: Metrics, now: Callable[[], float]) -> None:
         self._inner = inner
@@ -151,19 +158,26 @@ class MeasuredArm:
         self._now = now
 
     async def __call__(self, request: Request, /) -> Reply:
-        began = self._now()
         if request.span is not None:
             request.span.set_attribute("headrace.arm", self._arm)
+        if not computes(request):
+            return await self._inner(request)
+        began = self._now()
         try:
             reply = await self._inner(request)
         except BaseException as error:
             self._end(began, error)
             raise
-        if isinstance(reply.body, Relay) and not isinstance(reply.body.body, bytes):
-            watched = Watched(reply.body.body, lambda error: self._end(began, error))
-            return replace(reply, body=replace(reply.body, body=watched))
-        self._end(began, None)
-        return reply
+        if not isinstance(reply.body, Relay):
+            self._end(began, None)
+            return reply
+        # A relayed error is one of the backend's own, whatever body it has.
+        told = BackendFailed("", reply.body.status) if reply.body.status >= 400 else None
+        if isinstance(reply.body.body, bytes):
+            self._end(began, told)
+            return reply
+        watched = Watched(reply.body.body, lambda error: self._end(began, error or told))
+        return replace(reply, body=replace(reply.body, body=watched))
 
     def _end(self, began: float, error: BaseException | None) -> None:
         left = isinstance(error, asyncio.CancelledError)

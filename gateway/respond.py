@@ -68,19 +68,23 @@ def http_status(failure: Failure) -> tuple[int, Headers]:
     """The HTTP status of a failure and the headers that belong to it (Retry-After, Allow)."""
     if isinstance(failure, BackendFailed):
         status = _HTTP_OF_GRPC.get(failure.status, 500) if failure.grpc else failure.status
-        return status, (("retry-after", "1"),) if status in (429, 503) else ()
+        return status, (*((("retry-after", "1"),) if status in (429, 503) else ()), *_arm(failure))
     status = _STATUS.get(type(failure), _INTERNAL)[0]
     if isinstance(failure, WrongMethod):
         return status, (("allow", failure.allow),)
-    return status, _retry_after(failure)
+    return status, (*_retry_after(failure), *_arm(failure))
 
 
 def grpc_status(failure: Failure) -> tuple[int, str, Headers]:
     """The gRPC code number of a failure, its message, and trailing metadata."""
     if isinstance(failure, BackendFailed):
         code = failure.status if failure.grpc else _GRPC_OF_HTTP.get(failure.status, 13)
-        return code, failure.message, ()
-    return _STATUS.get(type(failure), _INTERNAL)[1], failure.message, _retry_after(failure)
+        return code, failure.message, _arm(failure)
+    return _STATUS.get(type(failure), _INTERNAL)[1], failure.message, (*_retry_after(failure), *_arm(failure))
+
+
+def _arm(failure: Failure) -> Headers:
+    return (("headrace-arm", failure.arm),) if failure.arm else ()
 
 
 def _retry_after(failure: Failure) -> Headers:

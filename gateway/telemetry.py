@@ -50,7 +50,7 @@ class Recent(SpanProcessor):
     """The spans of the most recent traces, at most `keep` traces."""
 
     def __init__(self, keep: int) -> None:
-        self._keep = keep
+        self.keep = keep
         self._traces: OrderedDict[int, list[ReadableSpan]] = OrderedDict()
         self._roots: OrderedDict[int, int] = OrderedDict()
         self._lock = Lock()
@@ -64,7 +64,7 @@ class Recent(SpanProcessor):
             if span.parent is None or span.parent.is_remote:
                 self._roots.pop(trace_id, None)
                 self._roots[trace_id] = span.end_time or 0
-            while len(self._traces) > self._keep:
+            while len(self._traces) > self.keep:
                 old, _ = self._traces.popitem(last=False)
                 self._roots.pop(old, None)
 

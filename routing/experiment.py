@@ -16,7 +16,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 
-from backends.request import HttpCall, Reply, Request, RpcCall, Service, replace
+from backends.errors import Failure
+from backends.request import HttpCall, Reply, Request, RpcCall, Service, computes, joint, replace
 from policies.spec import Arm, Experiment, Unit
 
 _BITS = 64
@@ -43,7 +44,7 @@ class Split:
     """Answers through the arm that a request is assigned to, and says in the reply which it was.
 
     `services` has one for each of the `arms`; `tenant_header` names the header that names a tenant; `without_unit` is
-    called for each request that has no unit.
+    called for each request without a unit that makes a model work.
     """
 
     def __init__(
@@ -66,8 +67,13 @@ class Split:
             arm = assign(self._experiment.salt, unit, self._weights)
         else:
             arm = self._experiment.otherwise
-            self._without_unit()
-        return replace(await self._services[arm](request), arm=arm)
+            if computes(request):
+                self._without_unit()
+        try:
+            return replace(await self._services[arm](request), arm=arm)
+        except Failure as failure:
+            failure.arm = arm
+            raise
 
 
 def unit_of(request: Request, unit: Unit, tenant_header: str) -> str:
@@ -81,12 +87,12 @@ def unit_of(request: Request, unit: Unit, tenant_header: str) -> str:
 
 
 def header(request: Request, name: str) -> str:
-    """A header's (or metadata's) value, empty where the caller sent none. Repeated ones are joined by a comma."""
+    """A header's (or metadata's) value, empty where the caller sent none. Repeated ones are joined."""
     call = request.content
     if isinstance(call, HttpCall):
-        return ", ".join(v.decode("latin-1") for k, v in call.headers if k == name.encode())
+        return joint(name).join(v.decode("latin-1") for k, v in call.headers if k == name.encode())
     if isinstance(call, RpcCall):
-        return ", ".join(v for k, v in call.metadata if k == name and isinstance(v, str))
+        return joint(name).join(v for k, v in call.metadata if k == name and isinstance(v, str))
     value = request.headers.get(name, "")
     return value if isinstance(value, str) else ""
 

@@ -74,6 +74,17 @@ def test_cookies_and_tenants() -> None:
         assert by_cookie == by_tenant == assign("m", str(n), WEIGHTS)
 
 
+def test_repeated_cookie_headers_are_one() -> None:
+    made = rig("cookie uid")
+
+    async def run() -> str:
+        async with made.client() as client:
+            headers = [("cookie", "a=1"), ("cookie", "uid=7")]
+            return str((await client.post("/v2/models/m/infer", json=BODY, headers=headers)).headers["headrace-arm"])
+
+    assert asyncio.run(run()) == assign("m", "7", WEIGHTS)
+
+
 def test_a_request_without_a_unit_gets_the_named_arm_and_is_counted() -> None:
     made = rig("header x-user")
 
@@ -108,6 +119,8 @@ def test_metadata_and_failures_are_of_the_arm() -> None:
             return metadata, await post(client, **{"x-user": next(filter(_stable, map(str, range(99))))})
 
     metadata, failed = asyncio.run(run())
+    assert made.metric('headrace_arm_requests_total{arm="stable",outcome="answered",route="m"}') == 0
+    assert failed.headers["headrace-arm"] == "stable"
     assert metadata.headers["headrace-arm"] == assign("m", "1", WEIGHTS)
     assert metadata.json()["name"] == "m"
     assert failed.status_code == 500
