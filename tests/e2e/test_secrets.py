@@ -74,16 +74,17 @@ def test_no_secret_is_ever_said(gateway: Served, policy: Path, tmp_path: Path) -
     good = policy.read_text()
     for bad in (good.replace("x-plain: tok3n-in-text", "x-plain: [tok3n-in-text]"),
                 good.replace('"${file:token}"', '"${file:token}\\x01x"'),
-                good.replace("proxy: none", "").replace("backend: good", 'backend: "${TOKEN}"'),
+                good.replace("backend: good", 'backend: "${TOKEN}"'),
                 good.replace("user: gate", 'user: "${file:password}"')):  # fmt: skip
         policy.write_text(bad)
         assert within(2, lambda: bool(httpx.get(f"http://{gateway.admin}/policy").json()["refused"]))
         get(gateway.admin, "/policy")
         policy.write_text(good)
         assert within(2, lambda: not httpx.get(f"http://{gateway.admin}/policy").json()["refused"])
-    before = gateway.counters()['headrace_policy_reloads_total{result="applied"}']
+    applied = 'headrace_policy_reloads_total{result="applied"}'
+    before = gateway.counters().get(applied, 0)
     (tmp_path / "token").write_text("tok3n-from-file-2\n")
-    assert within(2, lambda: gateway.counters()['headrace_policy_reloads_total{result="applied"}'] > before)
+    assert within(2, lambda: gateway.counters().get(applied, 0) > before)
     for path in ("/", "/policy", "/backends", "/cache", "/traces", "/traces/last"):
         get(gateway.admin, path)
     for trace in httpx.get(f"http://{gateway.admin}/traces").json()[:20]:
