@@ -48,7 +48,7 @@ class _Request(msgspec.Struct):
 
 
 class _Reply(msgspec.Struct):
-    outputs: list[_Tensor] = []
+    outputs: list[_Tensor]
     model_name: str = ""
     model_version: str = ""
     id: str = ""
@@ -243,7 +243,8 @@ def _keys(doc: _Request) -> int:
 
 
 def _malformed(error: Exception, fault: type[Failure]) -> NoReturn:
-    raise fault(f"expected a KServe v2 JSON body: {str(error)[:200]}") from None
+    whose = "the backend's reply: " if fault is BadReply else ""
+    raise fault(f"{whose}expected a KServe v2 JSON body: {str(error)[:200]}") from None
 
 
 def _locate(

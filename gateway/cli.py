@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from contextlib import suppress
@@ -37,6 +38,23 @@ app.add_typer(bench_command.app, name="bench")
 _MAX_WORKERS = 256
 
 Listener = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Listen here instead; 'off' for not at all.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"headrace {version('headrace')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _command(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Inference gateway and cascade router: a drop-in HTTP/gRPC proxy in front of model servers."""
 
 
 @app.command()
@@ -241,8 +259,11 @@ def trace_last(admin: Admin = ADMIN) -> None:
 
 @trace_app.command("show")
 def trace_show(trace_id: str, admin: Admin = ADMIN) -> None:
-    """Print one trace by its id (see `traceparent`, the access log, or GET /traces)."""
-    _show_trace(admin, trace_id)
+    """Print one trace by its id (from the access log or GET /traces), or by a whole `traceparent`."""
+    found = re.fullmatch(r"(?:[0-9a-f]{2}-)?([0-9a-f]{32})(?:-[0-9a-f]{16}-[0-9a-f]{2})?", trace_id.strip().lower())
+    if found is None:
+        _die(f"trace show: expected 32 hexadecimal digits, or a traceparent, got {trace_id[:60]!r}")
+    _show_trace(admin, found[1])
 
 
 def _show_trace(admin: str, trace_id: str) -> None:

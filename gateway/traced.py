@@ -119,7 +119,8 @@ def _describe(span: Span, trail: Sequence[Hop]) -> None:
         if hop.cached:
             span.set_attribute(prefix + "cached_rows", len(hop.rows))
             continue
-        span.set_attribute(prefix + "rows", len(hop.rows))
+        if hop.rows or hop.deferred:  # a call of a batch has none: its batch tells them
+            span.set_attribute(prefix + "rows", len(hop.rows))
         if hop.deferred:
             span.set_attribute(prefix + "deferred_rows", hop.deferred)
         if hop.retries:

@@ -85,7 +85,7 @@ def whole(low: int, high: int) -> Scalar[int]:
 def number(low: float, high: float) -> Scalar[float]:
     """An integer or a decimal number in [low, high]; NaN is in no range."""
     return scalar(
-        f"a number from {low:g} to {high:g}",
+        f"a number from {_plainly(low)} to {_plainly(high)}",
         lambda node: float(_number(node.value, low, high, int, float)),
         {"type": "number", "minimum": low, "maximum": high},
         lambda value: value,
@@ -326,6 +326,10 @@ def _text(node: Leaf) -> str:
     """The text as written. A variable holds text whatever it looks like; in a file, `true` without quotes does not."""
     untyped = node.interpolated or not isinstance(node.value, bool | None)
     return node.text if untyped else _no()
+
+
+def _plainly(number: float) -> str:
+    return str(int(number)) if number == int(number) else f"{number:g}"
 
 
 def _number(value: Value, low: float, high: float, *kinds: type) -> float:

@@ -3,9 +3,9 @@
 Theory of operation. Each tier but the last has a rule (`Accept`): which output to look at and the least confidence
 (`routing.confidence`) that keeps a row. Rows below it are asked of the next tier, the rest keep the answer they have;
 the last tier answers whatever reaches it. The answer is put together in the caller's order, and its outputs are those
-that the caller asked for. A tier that fails or is too slow for reasons of its own passes all its rows on; the caller's
-own faults and its deadline end the request. A model without a cascade is a cascade of one tier, whose request and
-answer pass unread. A call that cannot be divided into rows is asked of the last tier alone.
+that the caller asked for. A tier that fails or is too slow for reasons of its own, or cannot do what is asked, passes
+all its rows on; the caller's own faults and its deadline end the request. A model without a cascade is a cascade of one
+tier, whose request and answer pass unread. A call that cannot be divided into rows is asked of the last tier alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from backends import rows as rowwise
-from backends.errors import SERVER_FAILURES, own_fault
+from backends.errors import SERVER_FAILURES, Unsupported, own_fault
 from backends.request import Answer, Hop, Infer, Reply, Request, Service, Tensors, Trail, Wanted, content, replace
 from policies.spec import Accept
 from routing.confidence import confidence
@@ -60,11 +60,13 @@ class Cascade:
                 reply = await tier.inner(_addressed(content(request, asked), tier))
                 answer = rowwise.verify(reply.answer, len(pending))
                 kept, unscored = _kept(answer, tier.accept, len(pending))
-            except SERVER_FAILURES as failure:
+            except (*SERVER_FAILURES, Unsupported) as failure:
                 # An output that the caller never asked for cannot be the caller's fault.
-                if tier is tiers[-1] or not (added or own_fault(failure)):
+                cannot = isinstance(failure, Unsupported)
+                if tier is tiers[-1] or not (added or cannot or own_fault(failure)):
                     raise
-                trail.append(Hop(tier.name, (), deferred=len(pending), reason="failed"))
+                reason = "unsupported" if cannot else "failed"
+                trail.append(Hop(tier.name, (), deferred=len(pending), reason=reason))
                 continue
             trail += _trail(reply.trail, tier.name, pending, kept)
             if unscored and trail:

@@ -1,6 +1,7 @@
 """Asks the servers of a policy what they are, and says where the policy and they disagree: `headrace explain --live`.
 
-Every server, and Redis, is given two seconds in all, at the same time as all others. What comes back is untrusted, as
+Every server, and Redis, is given two seconds in all, at the same time as all others; models that run in the gateway are
+loaded, which takes as long as it takes. What comes back is untrusted, as
 in `survey`. What a server does not tell (a configuration, over gRPC everything) is not held against the policy.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import httpx
@@ -19,6 +20,9 @@ from gateway.tools.survey import About, Config, Metadata, Tensor, Unusable, caus
 from policies import Policy
 from policies.problem import clip
 from policies.spec import Accept, Backend, Batch, Endpoint, Redis, Route
+
+if TYPE_CHECKING:
+    from backends.local.model import Spec
 
 _SECONDS = 2.0  # such replies are made from memory: a server that takes longer is as good as down
 _AT_ONCE = 64  # connections; a policy may have thousands of replicas
@@ -38,11 +42,19 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model that was loaded here, as the gateway would; `reason` says why it could not be."""
+
+    reason: str = ""
+    metadata: Metadata | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Live:
-    """What was found: by backend what its replicas say, models in this process with what is wrong, and Redis."""
+    """What was found: by backend what its replicas say, what models in this process are, and Redis."""
 
     backends: Mapping[str, tuple[Told, ...]]
-    local: Mapping[str, str]
+    local: Mapping[str, Loaded]
     redis: str | None  # why it does not answer; empty: it does; None: the policy has none
 
 
@@ -73,7 +85,7 @@ async def _ask(policy: Policy) -> Live:
         told = await asyncio.gather(*(question for questions in asked.values() for question in questions))
         answers = iter(told)
         backends = {name: tuple(next(answers) for _ in questions) for name, questions in asked.items()}
-        return Live(backends, _local(policy), await redis if redis else None)
+        return Live(backends, await asyncio.to_thread(_local, policy), await redis if redis else None)
 
 
 def _models(policy: Policy, backend: Backend) -> tuple[str, ...]:
@@ -144,12 +156,24 @@ def _words(response: httpx.Response) -> str:
         return f"it answered {response.status_code}"
 
 
-def _local(policy: Policy) -> dict[str, str]:
-    return {
-        name: "" if Path(backend.local.path).exists() else f"there is no {backend.local.path}"
-        for name, backend in policy.backends.items()
-        if backend.local
-    }
+def _local(policy: Policy) -> dict[str, Loaded]:
+    return {name: _loaded(backend.local.path) for name, backend in policy.backends.items() if backend.local}
+
+
+def _loaded(path: str) -> Loaded:
+    from backends.local.load import load  # with the libraries that models need, where a policy has one
+    from backends.local.model import Unusable as Broken
+
+    try:
+        model = load(path)
+    except Broken as error:
+        return Loaded(f"{path}: {one_line(str(error))}")
+    inputs, outputs = ([_tensor(spec) for spec in specs] for specs in (model.inputs, model.outputs))
+    return Loaded(metadata=Metadata(model.platform, ["1"], inputs, outputs))
+
+
+def _tensor(spec: Spec) -> Tensor:
+    return Tensor(spec.name, spec.datatype, list(spec.shape or (-1, -1)))
 
 
 async def _redis(spec: Redis) -> str:
@@ -183,9 +207,9 @@ def findings(policy: Policy, live: Live) -> Iterator[str]:
                 yield f"{where}: {told.reason}"
             if told.config is not None and backend.batch is not None:
                 yield from (f"{where}: {wrong}" for wrong in _merging(told.model, told.config, backend.batch))
-    for name, wrong in live.local.items():
-        if wrong:
-            yield f"backends.{name}.local: {wrong}"
+    for name, loaded in live.local.items():
+        if loaded.reason:
+            yield f"backends.{name}.local: {loaded.reason}"
     if live.redis:
         yield f"redis: {policy.redis}: {live.redis}"
     for route in policy.routes.values():
@@ -208,6 +232,8 @@ def _of_route(policy: Policy, route: Route, live: Live) -> Iterator[str]:
         for told in live.backends.get(name, ()):
             if told.model == wanted and told.metadata is not None:
                 known.setdefault(name, told)
+        if (loaded := live.local.get(name)) is not None and loaded.metadata is not None:
+            known[name] = Told(Endpoint(), wanted, metadata=loaded.metadata)
     for arm in route.arms:
         within = f"routes.{route.name}" + (f".{arm.name}" if arm.name else "")
         for tier in arm.tiers:

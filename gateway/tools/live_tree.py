@@ -9,6 +9,7 @@ from rich.tree import Tree
 
 from gateway.tools.init import shown, tensor_text
 from gateway.tools.live import Live, Told
+from gateway.tools.survey import Metadata
 from policies import Policy
 
 
@@ -22,7 +23,10 @@ def live_tree(policy: Policy, live: Live) -> Tree:
             for line in _model(told):
                 replica.add(Text(line))
         if local := policy.backends[name].local:
-            branch.add(_state(local.path, live.local[name]))
+            loaded = live.local[name]
+            model = branch.add(_state(local.path, loaded.reason))
+            for line in _tensors(loaded.metadata):
+                model.add(Text(line))
     if live.redis is not None:
         made.add(_state(f"redis {policy.redis}", live.redis))
     return made
@@ -44,5 +48,10 @@ def _model(told: Told) -> Iterator[str]:
         facts = [f"max_batch_size {config.max_batch_size}", config.kind]
         facts.append(f"instances {config.instances}" if config.instances else "")
     yield f"{told.model}: {', '.join(filter(None, facts))}"
-    for way, tensors in (("in ", told.metadata.inputs), ("out", told.metadata.outputs)):
-        yield from (f"{way} {tensor_text(tensor)}" for tensor in tensors)
+    yield from _tensors(told.metadata)
+
+
+def _tensors(metadata: Metadata | None) -> Iterator[str]:
+    if metadata is not None:
+        for way, tensors in (("in ", metadata.inputs), ("out", metadata.outputs)):
+            yield from (f"{way} {tensor_text(tensor)}" for tensor in tensors)

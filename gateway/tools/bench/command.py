@@ -9,6 +9,9 @@ import typer
 
 app = typer.Typer(help="What Headrace costs on this machine, beside others.", no_args_is_help=True)
 
+# Fewer are too few for a percentile to mean something.
+_ROUNDS_TO_JUDGE = 5
+
 
 @app.callback()
 def _bench() -> None:
@@ -62,6 +65,9 @@ def proxy(
     for case, against in bench.CASES.items():
         shown = [record for record in made if record.case.endswith(f"-{case}")]
         console.print(table(shown, bench.ROWS, f"{case} (in brackets: of {against}'s)"))
-    for line in bench.verdicts(made):
-        console.print(line)
+    if rounds >= _ROUNDS_TO_JUDGE:
+        for line in bench.verdicts(made):
+            console.print(line)
+    else:
+        console.print(f"fewer than {_ROUNDS_TO_JUDGE} rounds: no verdict")
     console.print(f"{rounds} rounds; before: {busy}; after: {bench.load_average()}")

@@ -409,6 +409,11 @@ def test_replies_that_break_the_protocol(data: bytes, length: int | None) -> Non
     assert len(caught.value.message) < 400
 
 
+def test_a_reply_without_outputs_is_none() -> None:
+    with pytest.raises(BadReply, match=r"the backend's reply: expected a KServe v2 JSON body: .*outputs"):
+        read_reply(b'{"model_name":"m"}', None)
+
+
 def test_a_reply_with_nan_among_its_parameters() -> None:
-    answer = read_reply(b'{"model_name":"m","parameters":{"loss":NaN}}', None)
+    answer = read_reply(b'{"model_name":"m","outputs":[],"parameters":{"loss":NaN}}', None)
     assert answer.outputs.decoded == ()

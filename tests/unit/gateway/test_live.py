@@ -8,16 +8,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import StringIO
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from gateway.cli import app
 from gateway.tools.live import ask, findings
+from gateway.tools.live_tree import live_tree
 from policies import parse
+from tests.support.models import linear
 
 INPUT = {"name": "X", "datatype": "FP32", "shape": [-1, 16]}
 
@@ -196,18 +200,31 @@ def test_the_policys_headers_go_with_every_question() -> None:
 
 
 def test_local_models_and_redis(tmp_path: Path) -> None:
-    (tmp_path / "there.onnx").touch()
+    linear(tmp_path / "there.onnx")
+    (tmp_path / "broken.onnx").write_bytes(b"garbage")
     text = f"""
 redis: {{url: "redis://127.0.0.1:9/0", password: hunter2}}
-backends: {{a: {{local: {tmp_path}/there.onnx}}, b: {{local: {tmp_path}/gone.onnx}}}}
-routes: {{r: {{backend: a}}, s: {{backend: b}}}}
+x-rule: &rule {{values: logits, score: margin, threshold: 1}}
+backends:
+  a: {{local: {tmp_path}/there.onnx}}
+  b: {{local: {tmp_path}/gone.onnx}}
+  c: {{local: {tmp_path}/broken.onnx}}
+routes:
+  r: {{tiers: [{{backend: a, accept: {{<<: *rule, output: NOPE}}}}, {{backend: b}}]}}
+  s: {{tiers: [{{backend: a, accept: {{<<: *rule, output: LOGITS}}}}, {{backend: c}}]}}
 """
     policy = parse(text, "policy.yaml", {})
-    lines = list(findings(policy, ask(policy)))
-    assert lines[0] == f"backends.b.local: there is no {tmp_path}/gone.onnx"
-    assert lines[1].startswith("redis: redis://127.0.0.1:9/0: ")
+    live = ask(policy)
+    lines = list(findings(policy, live))
+    assert lines[0] == f"backends.b.local: {tmp_path}/gone.onnx: there is no such file or folder"
+    assert lines[1].startswith(f"backends.c.local: {tmp_path}/broken.onnx: ")
+    assert lines[2].startswith("redis: redis://127.0.0.1:9/0: ")
+    assert lines[3] == "routes.r.a.accept.output: the model has no 'NOPE'; it has LOGITS, SUM"
+    assert len(lines) == 4
     assert "hunter2" not in "".join(lines)
-    assert len(lines) == 2
+    told = StringIO()
+    Console(file=told, width=200).print(live_tree(policy, live))
+    assert "in  X FP32" in told.getvalue()
 
 
 def test_the_command_prints_what_it_found_and_ends_with_one_where_they_disagree(tmp_path: Path) -> None:

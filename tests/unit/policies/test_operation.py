@@ -116,7 +116,7 @@ def test_experiments() -> None:
         (f"experiment: {{unit: cookie a, otherwise: three, {ARMS}}}", ".experiment.otherwise: there is no arm 'three'; expected one of one, two"),
         ("experiment: {unit: cookie a, arms: {one: {weight: 1, backend: a}}}", ".experiment.arms: has fewer than two arms; without an experiment, write 'backend' or 'tiers' in the route"),
         ("experiment: {unit: cookie a, arms: {one: {weight: 0, backend: a}, two: {weight: 0, backend: b}}}", ".experiment.arms: every weight is 0; give one of the arms a weight"),
-        ("experiment: {unit: cookie a, arms: {one: {weight: -1, backend: a}, two: {weight: 1}}}", ".experiment.arms.one.weight: expected a number from 0 to 1e+06, got -1"),
+        ("experiment: {unit: cookie a, arms: {one: {weight: -1, backend: a}, two: {weight: 1}}}", ".experiment.arms.one.weight: expected a number from 0 to 1000000, got -1"),
         (f"backend: a, experiment: {{unit: cookie a, {ARMS}}}", ".backend: 'backend' and 'experiment' exclude each other; write 'backend' in the arms"),
         (f"cache: {{}}, experiment: {{unit: cookie a, {ARMS}}}", ".cache: 'cache' and 'experiment' exclude each other; write 'cache' in the arms"),
         (f"experiment: {{unit: tenant, {ARMS}}}", "s: 'r' divides by tenant, and nothing names one; add 'tenant_header: NAME'"),

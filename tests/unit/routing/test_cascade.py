@@ -15,6 +15,7 @@ from backends.errors import (
     Rejected,
     TooLarge,
     Unreachable,
+    Unsupported,
 )
 from backends.request import Answer, Hop, Infer, Reply, Request, Tensors, Wanted
 from backends.tensor import Tensor
@@ -79,6 +80,16 @@ def test_only_unsure_rows_go_on_and_come_back_in_their_places() -> None:
         Hop("t2", (1, 2, 4), endpoint="e2", batch_rows=3),
     )
     assert reply.cacheable
+
+
+def test_a_tier_that_cannot_do_what_is_asked_passes_all_rows_on() -> None:
+    small, large = Scripted(refuse(lambda _: True, lambda: Unsupported("no classification here"))), Scripted(model(2))
+    reply = ask(cascade(small, large), call([SURE, 0], [UNSURE, 1]))
+    assert labels(reply) == [[2, 0], [2, 1]]
+    assert reply.trail[0] == Hop("t1", (), deferred=2, reason="unsupported")
+    only = Scripted(refuse(lambda _: True, lambda: Unsupported("not here")))
+    with pytest.raises(Unsupported):
+        ask(cascade(Scripted(model(1)), only), call([UNSURE, 0]))
 
 
 def test_three_tiers() -> None:
