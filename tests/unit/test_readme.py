@@ -46,5 +46,7 @@ def test_the_message_of_a_misspelt_key_reads_as_shown() -> None:
 
 def test_every_flag_of_the_operations_table_exists() -> None:
     help_text = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"}).output
-    for flag in re.findall(r"`(--[a-z-]+)`", README):
+    flags = re.findall(r"^\| \d{4} \|.*`(--[a-z-]+)` \|$", README, re.MULTILINE)
+    assert len(flags) == 4
+    for flag in flags:
         assert flag in help_text, flag
