@@ -24,7 +24,8 @@ from routing.dispatcher import Batch, Dispatcher
 from routing.lane import Entry
 from routing.retry import NEVER_EXECUTED, RetryBudget
 
-# Nobody tells that an endpoint is ready again: while something waits and one is down, its slots are looked at so often.
+# Nobody tells that an endpoint is ready again, or no more: while something waits and one is down, or what waits was put
+# back and may go to some of them only, their slots are looked at so often.
 _LOOK_AGAIN_SECONDS = 0.1
 
 
@@ -115,7 +116,7 @@ class Dispatch:
         for batch in step.batches:
             self._start(batch)
         wake = step.wake
-        if wake is not None and unready:
+        if wake is not None and (unready or self.dispatcher.put_back):
             wake = min(wake, now + _LOOK_AGAIN_SECONDS)
         if wake is not None and wake < self._timer_at:
             self._set_timer(wake, now)
