@@ -149,7 +149,7 @@ class Dispatch:
     def _start(self, batch: Batch) -> None:
         for entry in batch.entries:
             entry.caller.batch = batch
-        if self._budget is not None:
+        if self._budget is not None and not batch.entries[0].tried:
             self._budget.earn()
         if len(batch.entries) == 1:
             caller = batch.entries[0].caller
@@ -244,6 +244,11 @@ class Dispatch:
         ]
         if again and self._budget.take():
             self.dispatcher.requeue(batch, again)
+            for entry in again:
+                # It has no part in the batch any more: neither the slot nor the task is its own to end.
+                entry.caller.batch = None
+            # At once: the rest of the batch may take long yet, while another endpoint is free.
+            self._schedule()
 
 
 # Statuses that a single bad row may cause; any other (busy, down, forbidden) would be the same for every half.
