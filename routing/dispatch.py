@@ -24,7 +24,8 @@ from routing.dispatcher import Batch, Dispatcher
 from routing.lane import Entry
 from routing.retry import NEVER_EXECUTED, RetryBudget
 
-# Nobody tells that an endpoint is ready again: while something waits and one is down, its slots are looked at so often.
+# Nobody tells that an endpoint is ready again, or no more: while something waits and one is down, or what waits was put
+# back and may go to some of them only, their slots are looked at so often.
 _LOOK_AGAIN_SECONDS = 0.1
 
 
@@ -115,7 +116,7 @@ class Dispatch:
         for batch in step.batches:
             self._start(batch)
         wake = step.wake
-        if wake is not None and unready:
+        if wake is not None and (unready or self.dispatcher.put_back):
             wake = min(wake, now + _LOOK_AGAIN_SECONDS)
         if wake is not None and wake < self._timer_at:
             self._set_timer(wake, now)
@@ -148,7 +149,7 @@ class Dispatch:
     def _start(self, batch: Batch) -> None:
         for entry in batch.entries:
             entry.caller.batch = batch
-        if self._budget is not None:
+        if self._budget is not None and not batch.entries[0].tried:
             self._budget.earn()
         if len(batch.entries) == 1:
             caller = batch.entries[0].caller
@@ -243,6 +244,11 @@ class Dispatch:
         ]
         if again and self._budget.take():
             self.dispatcher.requeue(batch, again)
+            for entry in again:
+                # It has no part in the batch any more: neither the slot nor the task is its own to end.
+                entry.caller.batch = None
+            # At once: the rest of the batch may take long yet, while another endpoint is free.
+            self._schedule()
 
 
 # Statuses that a single bad row may cause; any other (busy, down, forbidden) would be the same for every half.

@@ -3,14 +3,15 @@
 Theory of operation. Entries that may share a batch wait in one lane, found by its key. An endpoint runs `slots` batches
 at once. `step(now)` runs once per loop turn, after everything that arrived in that turn has been offered, so that rows
 which arrive together leave together. It first fails what has waited past its limit, then fills every free slot: the
-lane whose head has waited longest gives a batch of at most `max_rows` rows, to the endpoint with most free slots. A
+lane whose head came first gives a batch of at most `max_rows` rows, to the endpoint with most free slots. A
 free slot releases a batch at once (greedy): while all slots are busy the lanes fill by themselves, which is where
 batches come from. A batch is decided at the moment it leaves, so that it grows until then.
 
 Replicas. An endpoint that is known not to be ready fails fast, and would attract everything: its slots count only while
-no endpoint is ready. What an endpoint did not take (it never got it, or it was busy) may be put back: to its old place,
-before all that arrived later, with the limit that it came with. There it waits for an endpoint that is ready and was
-not tried, while there is one; so each is tried once, and it ends.
+no endpoint is ready. What an endpoint did not take (it never got it, or it was busy) may be put back: to its old place
+among all arrivals, with the limit that it came with. There it waits for an endpoint that is ready and was not tried,
+while there is one; so each is tried once, and it ends. A lane holds only entries that the same endpoints did not take:
+whatever may go at all goes at once, and who waits for one endpoint is in nobody's way to another.
 
 Bounds. At most `queue_rows` rows wait in all (an offer beyond is Rejected, with the time the present queue needs as
 Retry-After), and none longer than the limit it came with. Work that is larger than `max_rows` passes alone.
@@ -22,14 +23,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import OrderedDict
 from collections.abc import Collection, Hashable
 
 import msgspec
 
 from backends.errors import Rejected
 from policies.spec import Batch as BatchSpec
-from routing.lane import Entry, Lane
+from routing.lane import Entry, Key, Lane
 
 
 class Batch(msgspec.Struct, eq=False):
@@ -57,7 +57,7 @@ class Dispatcher:
         self.limits = limits
         self.free = [limits.slots] * endpoints
         self.waiting_rows = 0
-        self._lanes: OrderedDict[Hashable, Lane] = OrderedDict()
+        self._lanes: dict[Key, Lane] = {}  # none is empty
         self._limits: list[tuple[float, int, Entry]] = []
         self._numbers = itertools.count()
         self._seconds_per_row = 0.0
@@ -68,6 +68,11 @@ class Dispatcher:
         """Batches in flight."""
         return self.limits.slots * len(self.free) - sum(self.free)
 
+    @property
+    def put_back(self) -> bool:
+        """Whether anything waits that was put back: where that may go depends on which endpoints are ready."""
+        return any(tried for _, tried in self._lanes)
+
     def offer(self, entry: Entry, key: Hashable) -> None:
         """Queues `entry` in the lane `key`. Raises Rejected when the queue is full."""
         if self.waiting_rows and self.waiting_rows + entry.rows > self.limits.queue_rows:
@@ -77,7 +82,7 @@ class Dispatcher:
             )
         entry.lane = key
         entry.number = next(self._numbers)
-        self._lane(key).add(entry)
+        self._lane(entry).add(entry)
         self.waiting_rows += entry.rows
         heapq.heappush(self._limits, (entry.limit, entry.number, entry))
 
@@ -85,8 +90,9 @@ class Dispatcher:
         """Takes a queued entry out, for a caller that has left; False where it has left the queue already."""
         if not entry.queued:
             return False
-        self._lanes[entry.lane].remove(entry)
-        self.waiting_rows -= entry.rows
+        lane = self._lane(entry)
+        lane.remove(entry)
+        self._left(lane, entry.rows)
         return True
 
     def step(self, now: float, unready: Collection[int] = ()) -> Step:
@@ -97,11 +103,12 @@ class Dispatcher:
             # An entry that was put back may have got more time: then it stands here once more.
             if entry.limit <= now and self.withdraw(entry):
                 step.expired.append(entry)
-        while (choice := self._next(unready)) is not None:
+        while self.waiting_rows and (choice := self._next(unready)) is not None:
             lane, endpoint = choice
-            entries = lane.take(self.limits.max_rows, endpoint)
-            rows = sum(entry.rows for entry in entries)
-            self.waiting_rows -= rows
+            rows = lane.rows
+            entries = lane.take(self.limits.max_rows)
+            rows -= lane.rows
+            self._left(lane, rows)
             self.free[endpoint] -= 1
             self._turn += 1
             reason = "full" if rows >= self.limits.max_rows or lane.rows else "idle_slot"
@@ -110,10 +117,13 @@ class Dispatcher:
             heapq.heappop(self._limits)
         if self._limits:
             step.wake = self._limits[0][0]
+            if len(self._limits) > 2 * self.waiting_rows + 64:
+                self._sweep()
         return step
 
     def done(self, batch: Batch, now: float) -> None:
         """Gives back the slot of a batch, however it ended."""
+        assert self.free[batch.endpoint] < self.limits.slots, "a slot is given back once"
         self.free[batch.endpoint] += 1
         if batch.rows:
             sample = (now - batch.started) / batch.rows
@@ -128,42 +138,50 @@ class Dispatcher:
     def requeue(self, batch: Batch, entries: list[Entry]) -> None:
         """Puts back `entries` of a batch that its endpoint did not take; the slot is held until `done`."""
         for entry in entries:
-            entry.tried += (batch.endpoint,)
+            entry.tried = tuple(sorted((*entry.tried, batch.endpoint)))
             batch.entries.remove(entry)
             batch.rows -= entry.rows
             self.waiting_rows += entry.rows
             heapq.heappush(self._limits, (entry.limit, next(self._numbers), entry))
-        self._lane(entries[0].lane).restore(entries)
+        self._lane(entries[0]).restore(entries)  # they came out of one lane, and go into one
 
     def predicted_wait(self) -> float:
         """Seconds until a row that is queued now would start, from the recent time per row; at least one second."""
         slots = self.limits.slots * len(self.free)
         return max(1.0, self.waiting_rows * self._seconds_per_row / slots)
 
-    def _lane(self, key: Hashable) -> Lane:
+    def _lane(self, entry: Entry) -> Lane:
+        """The lane that `entry` waits in, or is going to."""
+        key = (entry.lane, entry.tried)
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = Lane(key)
         return lane
 
-    def _next(self, unready: Collection[int]) -> tuple[Lane, int] | None:
-        """The lane whose head has waited longest of those that a free slot is for, and the endpoint of that slot.
+    def _left(self, lane: Lane, rows: int) -> None:
+        """Counts `rows` that have left `lane`, and drops it where they were the last."""
+        self.waiting_rows -= rows
+        if not lane.rows:
+            del self._lanes[lane.key]
 
-        Empty lanes are dropped on the way.
-        """
+    def _sweep(self) -> None:
+        """Forgets the limits of all that waits no more: one entry that waits long keeps those of all that passed it."""
+        waiting = {entry for _, _, entry in self._limits if entry.queued}
+        self._limits = [(entry.limit, entry.number, entry) for entry in waiting]
+        heapq.heapify(self._limits)
+
+    def _next(self, unready: Collection[int]) -> tuple[Lane, int] | None:
+        """The lane whose head came first of those that a free slot is for, and the endpoint of that slot."""
         if not any(self.free):
             return None
         choice: tuple[Lane, int] | None = None
-        since = 0.0
-        for key in list(self._lanes):
-            lane = self._lanes[key]
+        first = 0
+        for lane in self._lanes.values():
             head = lane.head
-            if head is None:
-                del self._lanes[key]
-            elif choice is None or head.arrived < since:
+            if head is not None and (choice is None or head.number < first):
                 endpoint = self._freest(unready, head.tried)
                 if endpoint is not None:
-                    choice, since = (lane, endpoint), head.arrived
+                    choice, first = (lane, endpoint), head.number
         return choice
 
     def _freest(self, unready: Collection[int], tried: Collection[int]) -> int | None:

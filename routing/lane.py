@@ -14,8 +14,8 @@ class Entry(msgspec.Struct, eq=False):
     """One caller's work while it waits. `limit` is the time at which waiting stops making sense, in clock seconds.
 
     An entry that is `alone` never shares a batch. `number` is its place among all arrivals; `tried` holds the endpoints
-    that did not take it. `caller` is whatever the shell keeps of the caller; the dispatcher
-    never looks at it.
+    that did not take it, by number: with `lane` it says whose batch it may share. `caller` is whatever the shell keeps
+    of the caller; the dispatcher never looks at it.
     """
 
     rows: int
@@ -29,12 +29,15 @@ class Entry(msgspec.Struct, eq=False):
     queued: bool = False
 
 
+Key = tuple[Hashable, tuple[int, ...]]  # of a lane: what its entries came with, and who did not take them
+
+
 class Lane:
     """Entries in order of arrival. An entry that left early stays as a ghost until it reaches the head."""
 
     __slots__ = ("_entries", "key", "rows")
 
-    def __init__(self, key: Hashable) -> None:
+    def __init__(self, key: Key) -> None:
         self.key = key
         self.rows = 0
         self._entries: deque[Entry] = deque()
@@ -64,15 +67,12 @@ class Lane:
             entries.popleft()
         return entries[0] if entries else None
 
-    def take(self, max_rows: int, endpoint: int = 0) -> list[Entry]:
-        """The next batch for `endpoint`: entries in order up to `max_rows`; one larger than that goes alone, as it is.
-
-        Entries that the endpoint did not take before follow none.
-        """
+    def take(self, max_rows: int) -> list[Entry]:
+        """The next batch: entries in order up to `max_rows`; one larger than that goes alone, as it is."""
         taken: list[Entry] = []
         rows = 0
         while (entry := self.head) is not None:
-            if taken and (entry.alone or taken[0].alone or rows + entry.rows > max_rows or endpoint in entry.tried):
+            if taken and (entry.alone or taken[0].alone or rows + entry.rows > max_rows):
                 break
             self._entries.popleft()
             self.remove(entry)

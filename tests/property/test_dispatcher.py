@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from itertools import pairwise
 from typing import Any
 
 from hypothesis import given
@@ -111,13 +111,6 @@ class World:
         assert batch.rows == sum(entry.rows for entry in batch.entries)
         self.finish(batch)
 
-    def heads(self) -> dict[object, Entry]:
-        """Who is next in each lane."""
-        heads: dict[object, Entry] = {}
-        for entry in sorted(self.waiting, key=self.number.__getitem__):
-            heads.setdefault(entry.lane, entry)
-        return heads
-
     def fit(self, entry: Entry) -> set[int]:
         """The endpoints that an entry may go to, were they free."""
         every = set(range(len(self.free)))
@@ -135,9 +128,10 @@ class World:
         self.wake = step.wake
         waiting = self.waiting
         assert all(entry.limit > self.now for entry in waiting)
-        for head in self.heads().values():
-            assert not any(self.free[i] for i in self.fit(head)), "a free slot releases a batch"
+        for entry in waiting:
+            assert not any(self.free[i] for i in self.fit(entry)), "a free slot releases a batch"
         assert step.wake == min((entry.limit for entry in waiting), default=None)
+        assert self.dispatcher.put_back == any(entry.tried for entry in waiting)
         assert self.dispatcher.waiting_rows == sum(entry.rows for entry in waiting)
         assert self.dispatcher.free == self.free
         assert all(0 <= free <= self.spec.slots for free in self.free)
@@ -178,25 +172,23 @@ class World:
         assert batch.rows == sum(entry.rows for entry in entries)
         assert batch.rows <= self.spec.max_rows or len(entries) == 1
         assert len(entries) == 1 or not any(entry.alone for entry in entries)
-        (key,) = {entry.lane for entry in entries}
+        ((key, tried),) = {(entry.lane, entry.tried) for entry in entries}
         head = entries[0]
         fit = self.fit(head)
         assert batch.endpoint in fit
         assert self.free[batch.endpoint] == max(self.free[i] for i in fit) > 0
-        for other in self.heads().values():
-            later = other.arrived >= head.arrived
-            assert later or not any(self.free[i] for i in self.fit(other)), "who waits longest goes first"
-        lane = sorted((entry for entry in self.waiting if entry.lane == key), key=self.number.__getitem__)
+        waiting = sorted(self.waiting, key=self.number.__getitem__)
+        for other in itertools.takewhile(lambda other: other is not head, waiting):
+            assert not any(self.free[i] for i in self.fit(other)), "who came first goes first"
+        lane = [entry for entry in waiting if (entry.lane, entry.tried) == (key, tried)]
         assert lane[: len(entries)] == entries, "order within a lane is kept"
-        assert all(first.arrived <= second.arrived for first, second in pairwise(lane))
-        assert not any(batch.endpoint in entry.tried for entry in entries[1:])
         for entry in entries:
             assert self.fate[entry] == "waiting"
             assert entry.limit > self.now
             self.fate[entry] = "sent"
         for follows in lane[len(entries) : len(entries) + 1]:
             fits = batch.rows + follows.rows <= self.spec.max_rows and not (head.alone or follows.alone)
-            assert not fits or batch.endpoint in follows.tried, "a batch takes along whatever fits"
+            assert not fits, "a batch takes along whatever fits"
         self.free[batch.endpoint] -= 1
         self.running.append(batch)
 

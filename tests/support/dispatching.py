@@ -11,7 +11,7 @@ from backends.request import Answer, Infer, Reply, Request, Service, Tensors
 from policies.spec import Batch as Limits
 from routing.dispatch import Dispatch
 from routing.dispatcher import Dispatcher
-from tests.support.loop import settle
+from tests.support.loop import VirtualLoop, settle
 from tests.support.strategies import call, fp32, rows_of
 
 
@@ -35,6 +35,12 @@ async def busy(dispatch: Dispatch) -> asyncio.Task[Reply]:
     return task
 
 
+def stall(seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    loop.stall(seconds)
+
+
 def first(reply: Reply) -> list[list[float]]:
     return rows_of(reply.answer.outputs.decoded[0])
 
@@ -42,6 +48,7 @@ def first(reply: Reply) -> list[list[float]]:
 def idle(dispatch: Dispatch) -> None:
     assert dispatch.dispatcher.running == 0
     assert dispatch.dispatcher.waiting_rows == 0
+    assert set(dispatch.dispatcher.free) == {dispatch.dispatcher.limits.slots}
 
 
 def bad_row(request: Request) -> bool:

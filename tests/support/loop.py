@@ -41,6 +41,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._virtual.elapsed
 
+    def stall(self, seconds: float) -> None:
+        """The loop is held up: all that falls due meanwhile comes late, and in the same turn."""
+        self._virtual.elapsed += seconds
+
 
 def run(main: Coroutine[Any, Any, _T]) -> _T:
     """`main` to its end in virtual time. Fails where tasks are left behind or the loop was told of an error."""

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from backends.errors import ConnectionLost, Failure, Rejected, Unreachable
-from backends.request import Request, Service
+from backends.errors import BackendFailed, ConnectionLost, Failure, Rejected, Unreachable
+from backends.request import Reply, Request, Service
 from policies.spec import Batch as Limits
 from routing.dispatch import Dispatch
 from routing.dispatcher import Dispatcher
 from routing.retry import RetryBudget
-from tests.support.dispatching import ask, first, idle
+from tests.support.dispatching import ask, first, idle, stall
 from tests.support.loop import run, settle
 from tests.support.services import Gate, Scripted, refuse
 from tests.support.strategies import call
@@ -30,6 +30,19 @@ def make(
 
 def failing(failure: Callable[[], Failure], seconds: float = 0.0) -> Scripted:
     return Scripted(refuse(lambda _: True, failure), seconds)
+
+
+class Sequence(Scripted):
+    """Fails as it is told, one call after the other, at once; then it answers after `seconds`."""
+
+    def __init__(self, *failures: Failure, seconds: float = 0.0) -> None:
+        super().__init__(seconds=seconds)
+        self._failures = list(failures)
+
+    async def __call__(self, request: Request, /) -> Reply:
+        if self._failures:
+            raise self._failures.pop(0)
+        return await super().__call__(request)
 
 
 def down() -> Failure:
@@ -170,6 +183,97 @@ def test_a_caller_may_leave_after_its_entry_went_back() -> None:
         assert first(await stays) == [[3]]
         await stuck
         assert gate.rows == [1, 1]
+        idle(dispatch)
+
+    run(main())
+
+
+@pytest.mark.parametrize("callers", [1, 2])
+def test_a_caller_may_leave_in_the_very_turn_in_which_its_time_is_up(callers: int) -> None:
+    """The slot of the batch that it went back from was given back then, and is not given back again."""
+
+    async def main() -> None:
+        gate, bad = Gate(), failing(full)
+        dispatch = make(gate, bad, queue_time=0.2)
+        stuck = ask(dispatch, call([9.0]))
+        await settle()
+        tasks = [ask(dispatch, call([float(i)])) for i in range(callers)]
+        await settle()
+        assert (bad.rows, dispatch.dispatcher.waiting_rows) == ([callers], callers)
+        for task in tasks:
+            asyncio.get_running_loop().call_later(0.3, task.cancel)
+        stall(0.4)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(task.cancelled() for task in tasks)
+        assert dispatch.dispatcher.free == [0, 1]
+        gate.open()
+        await stuck
+        idle(dispatch)
+
+    run(main())
+
+
+def test_what_the_first_half_of_a_batch_puts_back_does_not_wait_for_the_second() -> None:
+    async def main() -> None:
+        bad, good = Sequence(BackendFailed("bad", 500), Rejected("full"), seconds=3.0), Scripted()
+        dispatch = make(bad, good, queue_time=60.0)
+        tasks = [ask(dispatch, call([float(i)])) for i in range(4)]
+        await asyncio.gather(*tasks[:2])
+        assert asyncio.get_running_loop().time() == 0.0
+        assert (bad.running, good.rows) == (1, [2])
+        await asyncio.gather(*tasks[2:])
+        idle(dispatch)
+
+    run(main())
+
+
+def test_who_waits_for_another_endpoint_is_in_nobodys_way() -> None:
+    async def main() -> None:
+        gate, busy = Gate(), Sequence(Rejected("full for a moment"))
+        dispatch = make(gate, busy, max_rows=1)
+        stuck = ask(dispatch, call([1.0]))
+        await settle()
+        waits = ask(dispatch, call([2.0]))
+        await settle()
+        assert dispatch.dispatcher.waiting_rows == 1
+        assert first(await ask(dispatch, call([3.0]))) == [[3]]
+        assert values(busy) == [3]
+        gate.open()
+        assert first(await waits) == [[2]]
+        await stuck
+        idle(dispatch)
+
+    run(main())
+
+
+def test_an_endpoint_that_is_waited_for_and_found_to_be_down_is_waited_for_no_more() -> None:
+    async def main() -> None:
+        gate, busy = Gate(), Sequence(Rejected("full for a moment"))
+        unready: set[int] = set()
+        dispatch = make(gate, busy, unready=unready, queue_time=20.0)
+        stuck = ask(dispatch, call([1.0]))
+        await settle()
+        waits = ask(dispatch, call([2.0]))
+        await asyncio.sleep(0.25)
+        assert dispatch.dispatcher.waiting_rows == 1
+        unready.add(0)
+        assert first(await waits) == [[2]]
+        assert asyncio.get_running_loop().time() < 0.4
+        gate.open()
+        await stuck
+        idle(dispatch)
+
+    run(main())
+
+
+def test_retries_earn_no_retries() -> None:
+    async def main() -> None:
+        spent: list[int] = []
+        bad = [failing(full) for _ in range(3)]
+        dispatch = make(*bad, Scripted(), budget=RetryBudget(lambda: spent.append(1)), queue_time=9.0)
+        for _ in range(500):
+            await asyncio.gather(ask(dispatch, call([1.0])), return_exceptions=True)
+        assert 100 <= len(spent) <= 500 / 5 + 10
         idle(dispatch)
 
     run(main())

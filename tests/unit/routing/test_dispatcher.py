@@ -1,3 +1,5 @@
+import weakref
+
 import pytest
 
 from backends.errors import Rejected
@@ -13,6 +15,10 @@ def entry(rows: int = 1, arrived: float = 0.0, limit: float = 1.0, *, alone: boo
 def offer(dispatcher: Dispatcher, *entries: Entry, key: str = "k") -> None:
     for each in entries:
         dispatcher.offer(each, key)
+
+
+class Caller:
+    """Whatever a shell keeps, and would like to be rid of."""
 
 
 def rows(step: Step) -> list[list[int]]:
@@ -64,16 +70,17 @@ def test_what_is_past_its_limit_is_not_sent_although_a_slot_is_free() -> None:
     assert (len(step.expired), step.batches, dispatcher.running) == (1, [], 0)
 
 
-def test_who_waits_longest_goes_first_whatever_its_lane() -> None:
-    dispatcher = Dispatcher(Limits(slots=1))
-    offer(dispatcher, entry())
-    (busy,) = dispatcher.step(0.0).batches
-    b, a = entry(arrived=0.2), entry(arrived=0.1)
-    offer(dispatcher, b, key="b")
-    offer(dispatcher, a, key="a")
-    dispatcher.done(busy, 0.3)
-    (batch,) = dispatcher.step(0.3).batches
-    assert batch.entries == [a]
+def test_who_came_first_goes_first_whatever_its_lane() -> None:
+    dispatcher = Dispatcher(Limits(slots=1, max_rows=1))
+    entries = [entry(limit=9.0) for _ in range(5)]  # all in one turn
+    for each, key in zip(entries, "abbab", strict=True):
+        offer(dispatcher, each, key=key)
+    order = []
+    for at in range(5):
+        (batch,) = dispatcher.step(float(at)).batches
+        order += batch.entries
+        dispatcher.done(batch, float(at))
+    assert order == entries
 
 
 def test_the_endpoint_with_most_free_slots_is_next() -> None:
@@ -180,6 +187,72 @@ def test_nobody_is_taken_along_to_an_endpoint_that_refused_it() -> None:
     again = dispatcher.step(0.2).batches
     assert rows(Step(again)) == [[1], [1]]
     assert [batch.endpoint for batch in again] == [batches[1].endpoint, batches[0].endpoint]
+
+
+def test_who_waits_for_another_endpoint_is_in_nobodys_way() -> None:
+    dispatcher = Dispatcher(Limits(max_rows=1, slots=1), endpoints=2)
+    entries = [entry(limit=9.0) for _ in range(3)]
+    offer(dispatcher, *entries)
+    refused, busy = dispatcher.step(0.0).batches
+    assert not dispatcher.put_back
+    dispatcher.requeue(refused, list(refused.entries))
+    assert dispatcher.put_back
+    dispatcher.done(refused, 0.1)
+    (passes,) = dispatcher.step(0.1).batches
+    assert (passes.entries, passes.endpoint) == (entries[2:], refused.endpoint)
+    dispatcher.done(busy, 0.2)
+    (again,) = dispatcher.step(0.2).batches
+    assert (again.entries, again.endpoint) == (entries[:1], busy.endpoint)
+    assert not dispatcher.put_back
+
+
+def test_the_same_endpoints_tried_in_another_order_are_the_same() -> None:
+    dispatcher = Dispatcher(Limits(max_rows=1, slots=1), endpoints=3)
+    entries = [entry(limit=9.0) for _ in range(3)]
+    offer(dispatcher, *entries)
+    *twice, last = dispatcher.step(0.0).batches
+    for _ in range(2):
+        for batch in twice:
+            dispatcher.requeue(batch, list(batch.entries))
+            dispatcher.done(batch, 0.1)
+        twice = dispatcher.step(0.1).batches
+    assert twice == []
+    dispatcher.limits = Limits(max_rows=2, slots=1)
+    dispatcher.done(last, 0.2)
+    (batch,) = dispatcher.step(0.2).batches
+    assert (batch.entries, batch.endpoint) == (entries[:2], last.endpoint)
+
+
+def test_one_that_waits_long_does_not_keep_all_that_passed_it() -> None:
+    dispatcher = Dispatcher(Limits(slots=1), endpoints=2)
+    waits = entry(limit=99.0)
+    offer(dispatcher, waits, entry(), key="k")
+    offer(dispatcher, entry(), key="busy")
+    refused, busy = dispatcher.step(0.0).batches
+    dispatcher.requeue(refused, [waits])
+    dispatcher.done(refused, 0.0)
+    passed = []
+    for _ in range(1000):
+        passing = entry(limit=100.0)
+        passing.caller = Caller()
+        offer(dispatcher, passing)
+        step = dispatcher.step(0.0)
+        assert step.wake == 99.0
+        (batch,) = step.batches
+        dispatcher.done(batch, 0.0)
+        passed.append(weakref.ref(passing.caller))
+    assert sum(ref() is not None for ref in passed) < 100
+    assert dispatcher.step(99.0).expired == [waits]
+    assert busy.endpoint != refused.endpoint
+
+
+def test_a_slot_is_given_back_once() -> None:
+    dispatcher = Dispatcher(Limits(slots=2))
+    offer(dispatcher, entry())
+    (batch,) = dispatcher.step(0.0).batches
+    dispatcher.done(batch, 0.0)
+    with pytest.raises(AssertionError, match="given back once"):
+        dispatcher.done(batch, 0.0)
 
 
 def test_while_none_is_ready_all_are_tried() -> None:

@@ -6,7 +6,7 @@ def entry(rows: int = 1, *, alone: bool = False) -> Entry:
 
 
 def lane(*entries: Entry) -> Lane:
-    made = Lane("k")
+    made = Lane(("k", ()))
     for each in entries:
         made.add(each)
     return made
