@@ -144,7 +144,6 @@ class Gateway:
 
     async def start(self) -> None:
         """Opens every port of the policy. Raises OSError, naming the listener and its address, where one is taken."""
-        self._things.start()
         await self._probing.start()
         listen = self.policy.listen
         edge = HttpEdge(
@@ -183,6 +182,8 @@ class Gateway:
             )
             port = await _started("grpc", self._grpc.start([str(listen.grpc)]))
             self.addresses["grpc"] = replace(listen.grpc, port=port)
+        # Only now: while models are loaded and ports opened, an answer of Redis could wait beyond its time.
+        self._things.start()
         self._open = True
         self._worker.up()
         _log.info(
