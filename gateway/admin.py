@@ -41,12 +41,7 @@ def admin(gateway: Gateway) -> Starlette:
     """The admin application of a running gateway."""
 
     async def index(_: Request) -> Response:
-        return _json(
-            {
-                "headrace": {"policy": gateway.policy.version},
-                "paths": list(dict.fromkeys(route.path for route in routes)),
-            }
-        )
+        return _json(_index(gateway, routes))
 
     async def backends(_: Request) -> Response:
         return _json(gateway.backends())
@@ -127,7 +122,7 @@ def joined_admin(gateway: Gateway, joined: Joined) -> Starlette:
         return answer
 
     async def index(_: Request) -> Response:
-        return _json({"headrace": {"policy": gateway.policy.version}, "paths": [route.path for route in routes]})
+        return _json(_index(gateway, routes))
 
     async def apply(request: Request) -> Said:
         return await joined.apply(await request.body(), request.query_params)
@@ -138,6 +133,7 @@ def joined_admin(gateway: Gateway, joined: Joined) -> Starlette:
     routes = [
         Route("/", index),
         Route("/backends", answered(lambda _: joined.backends())),
+        Route("/cache", answered(lambda _: joined.cache())),
         Route("/policy", answered(lambda _: joined.policy()), methods=["GET"]),
         Route("/policy", answered(apply), methods=["POST"]),
         Route("/policy/rollback", answered(lambda _: joined.rollback()), methods=["POST"]),
@@ -183,6 +179,10 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [plain(item) for item in value]
     return value
+
+
+def _index(gateway: Gateway, routes: list[Route]) -> dict[str, Any]:
+    return {"headrace": {"policy": gateway.policy.version}, "paths": list(dict.fromkeys(r.path for r in routes))}
 
 
 async def _live(_: Request) -> Response:
