@@ -6,6 +6,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from gateway.guard import YAML
+
 Admin = Annotated[str, typer.Option(metavar="URL", help="The gateway's admin address.")]
 ADMIN = "http://127.0.0.1:8003"
 _PATIENCE_SECONDS = 30.0
@@ -17,10 +19,12 @@ def ask(method: str, admin: str, path: str, **more: Any) -> Any:
     """The JSON that the admin port answers with; ends the command with what is wrong where it is no success."""
     import httpx  # as long to import as the rest of a command that asks nobody
 
-    seconds = _PATIENCE_SECONDS if method == "GET" else _CHANGE_SECONDS
+    seconds, headers = _PATIENCE_SECONDS, {}
+    if method != "GET":
+        seconds, headers = _CHANGE_SECONDS, {"content-type": YAML}
     try:
         limits = httpx.Timeout(seconds, connect=_PATIENCE_SECONDS)
-        response = httpx.request(method, admin.rstrip("/") + path, timeout=limits, **more)
+        response = httpx.request(method, admin.rstrip("/") + path, headers=headers, timeout=limits, **more)
         document = response.json()
     except httpx.ReadTimeout:
         later = "" if method == "GET" else "; it may do so yet: GET /policy shows the version in force"

@@ -56,6 +56,7 @@ def asking(
         assert workers[0] is not None
         try:
             async with client(joined_admin(workers[0], joined)) as admin:
+                admin.headers["content-type"] = "application/yaml"
                 await test(joined, admin)
         finally:
             await joined.close()
