@@ -73,6 +73,9 @@ _WORDS = {
     "CLUSTERDOWN": "it is a cluster: a cache needs a Redis of its own",
 }
 
+# Said of a proxy that lost count, or of what is no Redis at all.
+_UNLIKE = "it does not answer as Redis does"
+
 Command: TypeAlias = tuple[bytes | int, ...]
 _Connection: TypeAlias = Connection | SSLConnection
 _Replies: TypeAlias = asyncio.Future[list[Any] | None]
@@ -184,11 +187,11 @@ class RedisStore:
         replies = await self._in_time(link, link.ask([(b"MGET", *(PREFIX + key for key in keys))]))
         if replies is None:
             return [None] * len(keys)
-        if isinstance(replies[0], ResponseError):
-            self._give_up(self._why(replies[0]))
+        try:
+            return _found(replies[0], len(keys))
+        except RedisError as error:
+            self._give_up(self._why(error))
             return [None] * len(keys)
-        found: list[bytes | None] = replies[0]
-        return found
 
     async def put_many(self, values: Mapping[Key, bytes], ttl: float) -> None:
         """Returns at once; `settled` waits for what becomes of it."""
@@ -219,7 +222,10 @@ class RedisStore:
             self.dropped += rows
             return
         refused = [reply for reply in replies if isinstance(reply, ResponseError)]
-        self.dropped += len(refused)
+        taken = replies.count(b"OK")
+        self.dropped += rows - taken
+        if taken + len(refused) < rows:
+            self._give_up(_UNLIKE)
         if refused:
             self._writes_from = self._now() + _REFUSED_SECONDS
         # What was asked before a refusal and confirmed after it says nothing of the time since.
@@ -305,7 +311,7 @@ class RedisStore:
             async with asyncio.timeout(self._spec.timeout):
                 # Not PING: what will be asked may be refused where a PING is not, and by a cluster for two keys only.
                 await opened[0].send_command("MGET", PREFIX, PREFIX + b"1")
-                await opened[0].read_response()
+                _found(await opened[0].read_response(), 2)
         except BaseException:
             for connection in opened:
                 await _disconnect(connection)
@@ -348,6 +354,15 @@ class RedisStore:
         if isinstance(error, ResponseError) and self._spec.password:
             return "it answers with an error"
         return text or type(error).__name__
+
+
+def _found(reply: Any, count: int) -> list[bytes | None]:
+    """A lookup's reply. Raises RedisError where it is an error, or none of Redis': a value that is none harms rows."""
+    if isinstance(reply, ResponseError):
+        raise reply
+    if not (isinstance(reply, list) and len(reply) == count and all(isinstance(v, bytes | None) for v in reply)):
+        raise RedisError(_UNLIKE)
+    return reply
 
 
 async def _disconnect(connection: _Connection) -> None:

@@ -5,48 +5,52 @@ GET /backends         endpoints with readiness, protocol and calls in the air; q
 GET /cache            the Redis that caches share, where there is one: up, else why not; rows it did not take
 GET /policy           effective values of the policy in force, why the last one was refused, versions before it
 POST /policy          puts the policy of the body (YAML) in force, or says all that is wrong with it; ?force=true takes
-                      it although new endpoints are not ready
+                      it although new endpoints are not ready, ?file=NAME is its name in messages
 POST /policy/rollback puts the policy in force that was before this one
 GET /traces           ids of recent traces, the last one first; ?ended=true with the time of their end
 GET /traces/{id}      one trace as a list of spans; `last` is the last one
 GET /livez /readyz
 
+Pages in browsers are kept out, and a posted policy names only files beside the one that is served (`gateway/guard.py`).
 Of several workers the first answers for all (`gateway/joined.py`): sums, unions, metrics with a label `worker`; GET
 /policy has also the versions that the `workers` have in force.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.guard import Below, refusal
 from gateway.metrics import CONTENT_TYPE, Metrics
-from policies import PolicyError, parse
+from policies import Policy, PolicyError, parse
 from policies.spec import Secret
 
 if TYPE_CHECKING:
     from gateway.app import Gateway
     from gateway.joined import Joined, Said
 
+_SHOWN = 200  # characters of a posted policy's name in messages
+
 
 def admin(gateway: Gateway) -> Starlette:
     """The admin application of a running gateway."""
 
     async def index(_: Request) -> Response:
-        return _json(
-            {
-                "headrace": {"policy": gateway.policy.version},
-                "paths": list(dict.fromkeys(route.path for route in routes)),
-            }
-        )
+        return _json(_index(gateway, routes))
 
     async def backends(_: Request) -> Response:
         return _json(gateway.backends())
@@ -61,7 +65,8 @@ def admin(gateway: Gateway) -> Starlette:
     async def apply(request: Request) -> Response:
         try:
             text = (await request.body()).decode()
-            candidate = parse(text, request.query_params.get("file", "policy"), os.environ)
+            # A large policy takes seconds to read: requests go on meanwhile.
+            candidate = await asyncio.to_thread(_posted, text, request.query_params.get("file", ""), gateway.folder)
             changed = await gateway.apply(
                 gateway.overruled(candidate), force=request.query_params.get("force") == "true"
             )
@@ -112,7 +117,7 @@ def admin(gateway: Gateway) -> Starlette:
         Route("/livez", _live),
         Route("/readyz", ready),
     ]
-    return Starlette(routes=routes)
+    return Starlette(routes=routes, middleware=[_guard(gateway)])
 
 
 def joined_admin(gateway: Gateway, joined: Joined) -> Starlette:
@@ -127,7 +132,7 @@ def joined_admin(gateway: Gateway, joined: Joined) -> Starlette:
         return answer
 
     async def index(_: Request) -> Response:
-        return _json({"headrace": {"policy": gateway.policy.version}, "paths": [route.path for route in routes]})
+        return _json(_index(gateway, routes))
 
     async def apply(request: Request) -> Said:
         return await joined.apply(await request.body(), request.query_params)
@@ -138,6 +143,7 @@ def joined_admin(gateway: Gateway, joined: Joined) -> Starlette:
     routes = [
         Route("/", index),
         Route("/backends", answered(lambda _: joined.backends())),
+        Route("/cache", answered(lambda _: joined.cache())),
         Route("/policy", answered(lambda _: joined.policy()), methods=["GET"]),
         Route("/policy", answered(apply), methods=["POST"]),
         Route("/policy/rollback", answered(lambda _: joined.rollback()), methods=["POST"]),
@@ -146,7 +152,7 @@ def joined_admin(gateway: Gateway, joined: Joined) -> Starlette:
         Route("/livez", _live),
         Route("/readyz", ready),
     ]
-    return Starlette(routes=routes)
+    return Starlette(routes=routes, middleware=[_guard(gateway)])
 
 
 def own(gateway: Gateway) -> Starlette:
@@ -183,6 +189,41 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [plain(item) for item in value]
     return value
+
+
+class _Guarded:
+    """An application that answers only whom `gateway.guard` lets in."""
+
+    def __init__(self, app: ASGIApp, own_name: str) -> None:
+        self._app = app
+        self._own_name = own_name
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (wrong := refusal(scope["method"], Headers(scope=scope), self._own_name)):
+            await _json({"error": wrong}, 403)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+def _guard(gateway: Gateway) -> Middleware:
+    listener = gateway.policy.listen.admin
+    return Middleware(_Guarded, own_name=listener.host if listener else "")
+
+
+def _posted(text: str, file: str, folder: Path | None) -> Policy:
+    """The policy of a posted text, as if it stood in `folder`; `file` is what problems call it."""
+    path = str((folder or Path()) / (Path(file).name or "policy"))
+    try:
+        return parse(text, path, os.environ, Below(folder))
+    except PolicyError as error:
+        shown = file if len(file) <= _SHOWN else f"...{file[3 - _SHOWN :]}"
+        raise PolicyError(
+            [replace(problem, file=shown) if file and problem.file == path else problem for problem in error.problems]
+        ) from None
+
+
+def _index(gateway: Gateway, routes: list[Route]) -> dict[str, Any]:
+    return {"headrace": {"policy": gateway.policy.version}, "paths": list(dict.fromkeys(r.path for r in routes))}
 
 
 async def _live(_: Request) -> Response:

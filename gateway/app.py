@@ -52,10 +52,11 @@ _CLOSE_SECONDS = 2
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the policy comes from: how it is read (flags included), and whether its files say something else now."""
+    """Where the policy comes from: how it is read (flags included), whether its files say something else now, where."""
 
     load: Callable[[], Policy]
     changed: Callable[[], bool]
+    folder: Path
 
 
 class Gateway:
@@ -77,6 +78,7 @@ class Gateway:
         self._now = time.monotonic
         # Listeners are the process's, whatever a policy that comes later says of them.
         self.overruled = overruled or (lambda later: replace(later, listen=policy.listen))
+        self.folder: Path | None = None  # of the policy file, where there is one
         self.reading = asyncio.Lock()
         self._worker = worker
         self._scarce: set[str] = set()
@@ -338,6 +340,7 @@ async def _serve(make: Callable[[], Gateway], source: Source | None, worker: Wor
 
         loop.add_reader(worker.lifeline, orphaned)
     gateway = make()
+    gateway.folder = source.folder if source else None
     watch: Watch | None = None
     try:
         await gateway.start()

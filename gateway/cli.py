@@ -140,7 +140,7 @@ def serve(
         # Servers are imported by the process that serves: `check` answers at once, and nothing of them is forked.
         from gateway.app import Source, run
 
-        source = Source(again, files.changed) if policy_file else None
+        source = Source(again, files.changed, policy_file.parent) if policy_file else None
         run(overruled(now_said), source, overruled=overruled, tentative_grpc=tentative, worker=worker)
 
     code = 0

@@ -1,10 +1,12 @@
 """What worker 0 answers for all workers: it asks each over its Unix socket, itself too, and joins what they say.
 
 No answer within a time, or a defect, is a 504 of that worker's like any other answer, and is told: in place of what it
-would have said, or in the header `headrace-incomplete`. A policy is put in force by all workers or by none. Each
-decides by itself; where one refuses or is silent, those that took it roll back, and the refusal is the answer. (One
-that is silent may still take it later: GET /policy shows the versions in force.) A rollback cannot be undone, so that
-all are asked first whether the policy before theirs is the same one.
+would have said, or in the header `headrace-incomplete`. A policy is put in force by all workers or by none. All are
+asked first whether they answer; then each decides by itself, and has as long as its models may take to load. Where one
+refuses, or is silent after all, those that took it roll back, and the refusal is the answer. What cannot be undone is
+told under `left`: a worker that does not roll back, and one that was silent, which may still take the policy (GET
+/policy shows the versions in force). A rollback cannot be undone, so that all are asked first whether the policy before
+theirs is the same one; where one fails all the same, `left` says what each has.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from gateway.workers import Worker
 
 # A page takes a worker milliseconds; one that is busy with a large request, a fraction of a second.
 _PATIENCE_SECONDS = 2.0
-# New endpoints of a policy are given two seconds to say that they are ready.
-_APPLY_SECONDS = 8.0
+# A minute is what gateway/reload.py gives a model to load, and once more where the worker is at another edit already.
+_APPLY_SECONDS = 130.0
 
 
 class Said(NamedTuple):
@@ -71,6 +73,10 @@ class Joined:
         answers = await self._ask_all("GET", "/backends")
         return _joined(answers, join_backends([a.json() if a.status_code == 200 else _error(a) for a in answers]))
 
+    async def cache(self) -> Said:
+        answers = await self._ask_all("GET", "/cache")
+        return _joined(answers, join_cache([a.json() if a.status_code == 200 else _error(a) for a in answers]))
+
     async def policy(self) -> Said:
         answers = await self._ask_all("GET", "/policy")
         versions = [a.json()["version"] if a.status_code == 200 else _error(a) for a in answers]
@@ -79,14 +85,23 @@ class Joined:
 
     async def apply(self, text: bytes, options: Mapping[str, str]) -> Said:
         async with self._changing:
+            # Who is silent already is not waited for, and leaves nothing to undo.
+            refusal = _refusal(await self._ask_all("GET", "/livez"))
+            if refusal is not None:
+                return _told(refusal)
             answers = await self._ask_all("POST", "/policy", _APPLY_SECONDS, content=text, params=dict(options))
             refusal = _refusal(answers)
             if refusal is None:
                 return _told(answers[0])
-            taken = [i for i, answer in enumerate(answers) if answer.headers.get("headrace-changed") == "true"]
+            taken = {
+                i: a.json()["version"] for i, a in enumerate(answers) if a.headers.get("headrace-changed") == "true"
+            }
             back = await asyncio.gather(*(self._ask(i, "POST", "/policy/rollback", _APPLY_SECONDS) for i in taken))
-            stuck = tuple(f"{_error(answer)}: not rolled back" for answer in back if answer.status_code != 200)
-            return _told(refusal)._replace(missing=stuck)
+            left = [_unsure(answer) for answer in answers if answer.status_code == 504]
+            left += [
+                _kept(i, taken[i], answer) for i, answer in zip(taken, back, strict=True) if answer.status_code != 200
+            ]
+            return _told(refusal, left)
 
     async def rollback(self) -> Said:
         async with self._changing:
@@ -98,8 +113,20 @@ class Joined:
             if any(each != before[0] for each in before):
                 known = ", ".join(f"worker {i}: {''.join(each) or 'none'}" for i, each in enumerate(before))
                 return Said(409, {"error": f"the workers have no common earlier policy ({known})"})
+            now = [answer.json()["version"] for answer in answers]
             answers = await self._ask_all("POST", "/policy/rollback", _APPLY_SECONDS)
-            return _told(_refusal(answers) or answers[0])
+            refusal = _refusal(answers)
+            if refusal is None:
+                return _told(answers[0])
+            return _told(
+                refusal,
+                [
+                    f"worker {i}: has {answer.json()['version']}"
+                    if answer.status_code == 200
+                    else _kept(i, now[i], answer)
+                    for i, answer in enumerate(answers)
+                ],
+            )
 
     async def traces(self) -> Said:
         answers, ended = await self._ended()
@@ -213,6 +240,19 @@ def join_backends(pages: Sequence[Mapping[str, Any] | str]) -> dict[str, Any]:
     return joined
 
 
+def join_cache(pages: Sequence[Mapping[str, Any] | str]) -> dict[str, Any]:
+    """One page of all workers' (a text: why there is none): up only where all say so, else the first reason; a sum."""
+    stores = [page["redis"] for page in pages if not isinstance(page, str) and "redis" in page]
+    if not stores:
+        return {}
+    # Worst first: one that is not up, then one that refuses writes.
+    joined = dict(min(stores, key=lambda store: (store["up"] is True, not store["reason"])))
+    silent = next((page for page in pages if isinstance(page, str)), "")
+    if silent and joined["up"] is True:
+        joined["up"], joined["reason"] = False, silent
+    return {"redis": {**joined, "dropped_rows": sum(store["dropped_rows"] for store in stores)}}
+
+
 def _refusal(answers: Sequence[httpx.Response]) -> httpx.Response | None:
     """The first answer that is no success; one that says why before one that is only silent."""
     refused = [answer for answer in answers if answer.status_code != 200]
@@ -225,8 +265,17 @@ def _joined(answers: Sequence[httpx.Response], value: Any) -> Said:
     return Said(200, value, missing) if len(missing) < len(answers) else _told(answers[0])
 
 
-def _told(answer: httpx.Response) -> Said:
-    return Said(answer.status_code, answer.json())
+def _told(answer: httpx.Response, left: Sequence[str] = ()) -> Said:
+    return Said(answer.status_code, {**answer.json(), "left": left} if left else answer.json())
+
+
+def _unsure(answer: httpx.Response) -> str:
+    return f"{_error(answer)}; it may do so yet"
+
+
+def _kept(index: int, version: str, answer: httpx.Response) -> str:
+    """What a worker has that was to roll back from `version`, and did not say that it has."""
+    return _unsure(answer) if answer.status_code == 504 else f"worker {index}: keeps {version}: {_error(answer)}"
 
 
 def _error(answer: httpx.Response) -> str:

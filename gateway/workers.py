@@ -7,10 +7,10 @@ workers' own listening sockets, which join it. All signals are blocked and taken
 so that none comes at a bad moment.
 
 A worker that ends is started again, the later the more often it ends soon after its start; one that has never been up
-in its first life ends the command, with its reason. A new life begins with what the policy file says then; a policy
-that was posted to the admin port is not in it (GET /policy shows the versions in force of all workers). Each worker
-holds the read end of a pipe whose other end only the supervisor has: it drains once that end is gone, however that came
-about.
+in its first life ends the command, with its reason. A fork that fails is an end like any other. A new life begins with
+what the policy file says then; a policy that was posted to the admin port is not in it (GET /policy shows the versions
+in force of all workers). Each worker holds the read end of a pipe whose other end only the supervisor has: it drains
+once that end is gone, however that came about.
 
 Slots and queues are divided, because batching happens within a worker: n workers have n queues, and smaller batches.
 """
@@ -180,15 +180,15 @@ class _Supervisor:
     def run(self) -> int:
         while True:
             self._fill()
+            if self._until < math.inf and not any(place.pid for place in self._places):
+                break
             number = self._next_signal()
             if number in (signal.SIGTERM, signal.SIGINT):
                 self._end()
             elif number == signal.SIGHUP:
                 self._send(signal.SIGHUP)
             self._reap()
-            if self._until < math.inf and not any(place.pid for place in self._places):
-                break
-            if self._now() >= self._until:
+            if self._now() >= self._until and any(place.pid for place in self._places):
                 self._clean = False
                 self._send(signal.SIGKILL)
         if self._failure:
@@ -207,10 +207,8 @@ class _Supervisor:
         return told.si_signo if told else None
 
     def _fill(self) -> None:
-        if self._until < math.inf:
-            return
         for place in self._places:
-            if not place.pid and place.due <= self._now():
+            if self._until == math.inf and not place.pid and place.due <= self._now():
                 self._start(place)
 
     def _end(self) -> None:
@@ -224,9 +222,17 @@ class _Supervisor:
                 os.kill(place.pid, number)
 
     def _start(self, place: _Place) -> None:
-        place.said, saying = os.pipe()
         place.since, place.lives = self._now(), place.lives + 1
-        place.pid = os.fork()
+        try:
+            with ExitStack() as pipe:
+                for end in (ends := os.pipe()):
+                    pipe.callback(os.close, end)
+                place.pid = os.fork()
+                pipe.pop_all()
+        except OSError as error:  # no memory, or no process more: for now, as the others still serve
+            self._lost(place, 0, "could not be started", f"no process for a worker: {error.strerror}", was_up=False)
+            return
+        place.said, saying = ends
         if place.pid == 0:
             self._live(place, saying)
         os.close(saying)
@@ -278,9 +284,13 @@ class _Supervisor:
             if code:
                 _log.warning(f"worker ended {how}", extra={"fields": {"worker": place.index, "pid": pid}})
             return
+        self._lost(place, pid, f"ended {how}", reason, was_up)
+
+    def _lost(self, place: _Place, pid: int, how: str, reason: str, was_up: bool) -> None:
+        """What follows from the end of a worker that was to live: another one, or in its first life the end of all."""
         if not was_up and place.lives == 1:
             self._failure, self._clean = reason, False
-            _log.error(f"worker ended {how} before it was up", extra={"fields": {"worker": place.index, "pid": pid}})
+            _log.error(f"worker {how} before it was up", extra={"fields": {"worker": place.index, "pid": pid}})
             self._end()
             return
         now = self._now()
@@ -288,4 +298,4 @@ class _Supervisor:
         pause = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** (place.pauses - 1)) if place.pauses else 0.0
         place.due = now + pause
         fields = {"worker": place.index, "pid": pid, "again_in_s": pause, **({"error": reason} if reason else {})}
-        _log.error(f"worker ended {how}", extra={"fields": fields})
+        _log.error(f"worker {how}", extra={"fields": fields})

@@ -15,7 +15,7 @@ from contextvars import Context
 from functools import partial
 from os.path import normpath
 
-from backends.errors import BackendFailed, Expired, Failure, Unreachable
+from backends.errors import BackendFailed, Failure, Unreachable
 from backends.local import metadata
 from backends.local.load import load, stamp
 from backends.local.model import VERSION, Model, Unusable, check_call, check_version
@@ -56,7 +56,9 @@ class LocalClient:
 
     async def unready(self, model: str, deadline: float, headers: Mapping[str, str]) -> str:
         """Why the model is not loaded by `deadline`; empty where it is. There is one, whatever `model` says."""
-        if self._reason and await self._mended(deadline):
+        failed = self._loading
+        # Of those who find it mended at the same time the first begins anew, and the others wait with it.
+        if self._reason and await self._mended(deadline) and self._loading is failed:
             self._loading, self._reason = None, ""
         return await self._missing(deadline)
 
@@ -114,7 +116,7 @@ class LocalClient:
         """Whether the files of a model that could not be loaded are others now."""
         try:
             return await self._pool.run(partial(stamp, self._path), deadline) != self._stamp
-        except (Unreachable, Expired):
+        except Failure:  # busy or closed: nobody could look
             return False
 
 

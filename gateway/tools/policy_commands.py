@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from gateway.tools.asking import ADMIN, Admin, ask, die
-from policies import PolicyError, load
+from policies import PolicyError, load, parse
+from policies.files import Files
 
 app = typer.Typer(help="Another policy for a running gateway.", no_args_is_help=True)
 
@@ -23,12 +24,16 @@ def apply(
     force: Annotated[bool, typer.Option("--force", help="Although new endpoints are not ready.")] = False,
 ) -> None:
     """Put a policy in force, until the gateway's own file says something new."""
-    _loaded(policy_file)
+    try:
+        text = Files().text(policy_file, pipe=True)
+        parse(text, str(policy_file), os.environ)
+    except PolicyError as error:
+        die(str(error))
     answer = ask(
         "POST",
         admin,
         "/policy",
-        content=policy_file.read_bytes(),
+        content=text.encode(),
         params={"file": str(policy_file.absolute()), "force": force},
     )
     typer.echo(f"in force: {answer['version']}")

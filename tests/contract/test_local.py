@@ -16,8 +16,9 @@ import pytest
 
 from backends.endpoint import Endpoint
 from backends.errors import BackendFailed, BadRequest, Failure, NotFound, Rejected, TooSlow, Unreachable, Unsupported
+from backends.local import client as under_test
 from backends.local.client import LocalClient
-from backends.local.model import Model
+from backends.local.model import Model, Unusable
 from backends.request import Answer, Infer, Request, Tensors, Wanted
 from backends.tensor import Tensor, join_elements
 from tests.support import models
@@ -219,6 +220,54 @@ def test_a_model_that_is_mended_is_loaded_at_the_next_probe_and_one_that_is_load
         assert await why() == ""
         assert set(outputs(await _answer(local, infer(X)))) == {"LOGITS", "SUM"}
         assert len(loads) == 2
+
+    using(str(path), test, load=load)
+
+
+def test_a_mended_model_is_loaded_once_whoever_asks_meanwhile(tmp_path: Path) -> None:
+    path, slow, loads = tmp_path / "m.onnx", Slow(), []
+    path.write_bytes(b"x")
+
+    def load(path: str) -> Model:
+        loads.append(path)
+        if len(loads) == 1:
+            raise Unusable("broken")
+        time.sleep(0.05)
+        return slow
+
+    async def test(local: LocalClient) -> None:
+        async def why() -> str:
+            return await local.unready("", time.monotonic() + 10, {})
+
+        assert await why() == "broken"
+        path.write_bytes(b"mended")
+        assert await asyncio.gather(*(why() for _ in range(5))) == [""] * 5
+        assert len(loads) == 2
+
+    using(str(path), test, load=load, threads=2)
+
+
+def test_a_broken_model_that_is_too_busy_to_be_looked_at_again_is_still_broken(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(b"x")
+
+    def load(path: str) -> Model:
+        raise Unusable("broken")
+
+    async def test(local: LocalClient) -> None:
+        gate = threading.Event()
+
+        async def why() -> str:
+            return await local.unready("", time.monotonic() + 10, {})
+
+        assert await why() == "broken"
+        busy = [asyncio.create_task(local._pool.run(gate.wait)) for _ in range(1 + under_test._QUEUE)]
+        await asyncio.sleep(0)
+        try:
+            assert await why() == "broken"
+        finally:
+            gate.set()
+            await asyncio.gather(*busy)
 
     using(str(path), test, load=load)
 

@@ -122,14 +122,15 @@ def test_an_edit_a_post_and_a_rollback_reach_both(tmp_path: Path, monkeypatch: p
         assert within(1, lambda: first not in versions(gateway))
         (second,) = set(versions(gateway))
         policy = POLICY.format(url=server.url, rows=8)
-        third = httpx.post(f"http://{gateway.admin}/policy", content=policy).json()["version"]
+        yaml = {"content-type": "application/yaml"}
+        third = httpx.post(f"http://{gateway.admin}/policy", content=policy, headers=yaml).json()["version"]
         assert versions(gateway) == [third, third]
-        wrong = httpx.post(f"http://{gateway.admin}/policy", content=policy.replace("slots", "slot"))
+        wrong = httpx.post(f"http://{gateway.admin}/policy", content=policy.replace("slots", "slot"), headers=yaml)
         assert (wrong.status_code, versions(gateway)) == (400, [third, third])
         (tmp_path / "other.yaml").write_text(policy)
         command = [HEADRACE, "policy", "diff", str(tmp_path / "other.yaml"), "--admin", f"http://{gateway.admin}"]
         assert subprocess.run(command, check=False, capture_output=True, text=True).stdout == "no difference\n"
-        assert httpx.post(f"http://{gateway.admin}/policy/rollback").json() == {"version": second}
+        assert httpx.post(f"http://{gateway.admin}/policy/rollback", headers=yaml).json() == {"version": second}
         assert versions(gateway) == [second, second]
         (tmp_path / "p.yaml").write_text(POLICY.format(url=server.url, rows=10))
         gateway.process.send_signal(signal.SIGHUP)

@@ -160,6 +160,60 @@ def test_whatever_answers_no_secret_is_told(answer: bytes, reason: str) -> None:
     run(main())
 
 
+UNLIKE = [
+    b"$-1",
+    b"+OK",
+    b":1",
+    b"*-1",
+    b"*1\r\n$-1",
+    b"*2\r\n:1\r\n:2",
+    b"*2\r\n$-1\r\n*0",
+    b"*3\r\n$-1\r\n$-1\r\n$-1",
+]
+
+
+@pytest.mark.parametrize("reply", UNLIKE)
+@pytest.mark.parametrize("proved", [False, True])
+def test_what_answers_unlike_redis_is_down_and_no_request_fails(reply: bytes, proved: bool) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        first = proved
+        with suppress(ConnectionError):
+            while await reader.read(65536):
+                writer.write(b"*2\r\n$-1\r\n$-1\r\n" if first else reply + b"\r\n")
+                await writer.drain()
+                first = False
+        writer.close()
+
+    async def main() -> None:
+        facts = Facts()
+        listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with listener, store(listener.sockets[0].getsockname()[1], facts) as kept:
+            assert kept.up is proved
+            assert await kept.get_many([key(1), key(2)]) == [None, None]
+            assert (facts.states, kept.reason) == (["up", "down"][not proved :], "it does not answer as Redis does")
+
+    run(main())
+
+
+def test_a_put_that_is_not_confirmed_as_redis_does_is_dropped() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while asked := await reader.read(65536):
+                writer.write(b"*2\r\n$-1\r\n$-1\r\n" if b"MGET" in asked else b"+OK\r\n:7\r\n")
+                await writer.drain()
+        writer.close()
+
+    async def main() -> None:
+        facts = Facts()
+        listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with listener, store(listener.sockets[0].getsockname()[1], facts) as kept:
+            await kept.put_many({key(1): b"a", key(2): b"b"}, 60.0)
+            await kept.settled()
+            assert (kept.dropped, facts.states[:2]) == (1, ["up", "down"])
+
+    run(main())
+
+
 # TLS.
 
 

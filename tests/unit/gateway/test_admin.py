@@ -18,6 +18,7 @@ backends:
 routes:
   r: {backend: a}
 """
+YAML = {"content-type": "application/yaml"}
 
 
 def get(app: Any, *paths: str) -> list[httpx.Response]:
@@ -60,7 +61,7 @@ def test_a_posted_policy_is_overruled_by_the_flags_of_the_command() -> None:
         transport = httpx.ASGITransport(admin(made))
         async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
             text = POLICY.replace("${TOKEN}", "x") + "# another one\n"
-            return await client.post("/policy?force=true", content=text)
+            return await client.post("/policy?force=true", content=text, headers=YAML)
 
     assert asyncio.run(run()).status_code == 200
     assert not made.policy.telemetry.access_log
@@ -91,7 +92,8 @@ def test_a_policy_is_put_in_force_refused_and_rolled_back() -> None:
     first = made.policy.version
 
     async def run() -> None:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://admin") as client:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://admin", headers=YAML) as client:
             wrong = await client.post("/policy", content=POLICY.replace("model:", "modle:").encode())
             assert wrong.status_code == 400
             assert any("did you mean 'model'?" in problem for problem in wrong.json()["problems"])

@@ -8,9 +8,13 @@ from typing import Any
 
 import httpx
 
+from gateway import joined as under_test
+from gateway import reload
+from gateway.admin import admin as alone
 from gateway.admin import joined_admin, joined_metrics, own
 from gateway.app import Gateway
-from gateway.joined import Joined, join_backends, join_metrics
+from gateway.joined import Joined, join_backends, join_cache, join_metrics
+from gateway.tools import asking as asking_tool
 from gateway.workers import Worker
 from policies import Policy, PolicyError, Problem, parse
 
@@ -39,17 +43,20 @@ def gateway(index: int, kind: type[Gateway] = Gateway) -> Gateway:
     return kind(parse(POLICY, "policy.yaml", {}), worker=Worker(index=index, count=3))
 
 
-def asking(*workers: Gateway | None, test: Callable[[Joined, httpx.AsyncClient], Awaitable[None]]) -> None:
+def asking(
+    *workers: Gateway | None, test: Callable[[Joined, httpx.AsyncClient], Awaitable[None]], patience: float = 0.5
+) -> None:
     """Runs `test` with the joined answers of `workers` (None: one that is silent), and a client of the admin port."""
 
     def client(app: Any) -> httpx.AsyncClient:
         return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://worker")
 
     async def run() -> None:
-        joined = Joined([client(own(worker) if worker else silence) for worker in workers], patience=0.5)
+        joined = Joined([client(own(worker) if worker else silence) for worker in workers], patience)
         assert workers[0] is not None
         try:
             async with client(joined_admin(workers[0], joined)) as admin:
+                admin.headers["content-type"] = "application/yaml"
                 await test(joined, admin)
         finally:
             await joined.close()
@@ -144,17 +151,96 @@ def test_one_ready_worker_is_enough_and_nobody_waits_for_the_silent() -> None:
     asking(worker, None, test=test)
 
 
-def test_a_policy_that_one_worker_is_silent_about_is_rolled_back(monkeypatch: Any) -> None:
-    monkeypatch.setattr("gateway.joined._APPLY_SECONDS", 0.5)
+class Slow(Gateway):
+    """A gateway that takes half a second for whatever it changes, as one that loads a model does."""
+
+    async def apply(self, policy: Policy, *, force: bool = False) -> bool:
+        await asyncio.sleep(0.5)
+        return await super().apply(policy, force=force)
+
+    async def rollback(self) -> None:
+        await asyncio.sleep(0.5)
+        await super().rollback()
+
+
+def test_a_change_is_waited_for_longer_than_a_page() -> None:
+    workers = [gateway(0), gateway(1, Slow)]
+    (first,) = versions(*workers)
+
+    async def test(_: Joined, admin: httpx.AsyncClient) -> None:
+        assert (await admin.post("/policy", content=EDITED, params=FORCE)).status_code == 200
+        assert len(versions(*workers) - {first}) == 1
+        assert (await admin.post("/policy/rollback")).status_code == 200
+        assert versions(*workers) == {first}
+
+    asking(*workers, patience=0.2, test=test)
+
+
+def test_whoever_waits_waits_longer_than_whom_it_asks() -> None:
+    # Another edit of that worker's may be loading its own models first.
+    assert 2 * reload._LOAD_SECONDS < under_test._APPLY_SECONDS
+    assert reload._PROBE_SECONDS < reload._LOAD_SECONDS
+    assert under_test._PATIENCE_SECONDS + 2 * under_test._APPLY_SECONDS < asking_tool._CHANGE_SECONDS
+
+
+def test_a_policy_is_not_begun_where_a_worker_is_silent() -> None:
     worker = gateway(0)
     first = worker.policy.version
 
     async def test(_: Joined, admin: httpx.AsyncClient) -> None:
         answer = await admin.post("/policy", content=EDITED, params=FORCE)
         assert (answer.status_code, answer.json()) == (504, {"error": "worker 1: no answer within 0.5 s"})
-        assert worker.policy.version == first
+        assert (worker.policy.version, len(worker.reload.history)) == (first, 0)
 
     asking(worker, None, test=test)
+
+
+def test_a_policy_that_one_worker_is_too_slow_for_is_rolled_back_and_what_is_left_is_told(monkeypatch: Any) -> None:
+    monkeypatch.setattr("gateway.joined._APPLY_SECONDS", 0.2)
+    workers = [gateway(0), gateway(1, Slow)]
+    (first,) = versions(*workers)
+
+    async def test(_: Joined, admin: httpx.AsyncClient) -> None:
+        answer = await admin.post("/policy", content=EDITED, params=FORCE)
+        error = "worker 1: no answer within 0.2 s"
+        assert (answer.status_code, answer.json()) == (504, {"error": error, "left": [f"{error}; it may do so yet"]})
+        assert workers[0].policy.version == first
+
+    asking(*workers, test=test)
+
+
+class Stuck(Gateway):
+    """A gateway that does not go back."""
+
+    async def rollback(self) -> None:
+        raise PolicyError([Problem("rollback", 0, "", "not this worker")])
+
+
+def test_who_does_not_go_back_from_a_policy_that_was_refused_is_told() -> None:
+    workers = [gateway(0), gateway(1, Refusing), gateway(2, Stuck)]
+
+    async def test(_: Joined, admin: httpx.AsyncClient) -> None:
+        answer = await admin.post("/policy", content=EDITED, params=FORCE)
+        new = workers[2].policy.version
+        assert (answer.status_code, answer.json()["error"]) == (400, "policy refused")
+        assert answer.json()["left"] == [f"worker 2: keeps {new}: rollback: not this worker"]
+        assert versions(workers[0], workers[1]) != {new}
+
+    asking(*workers, test=test)
+
+
+def test_a_rollback_that_one_refuses_says_who_has_what() -> None:
+    workers = [gateway(0), gateway(1, Stuck)]
+    (first,) = versions(*workers)
+
+    async def test(_: Joined, admin: httpx.AsyncClient) -> None:
+        await admin.post("/policy", content=EDITED, params=FORCE)
+        new = workers[1].policy.version
+        answer = await admin.post("/policy/rollback")
+        assert (answer.status_code, answer.json()["error"]) == (409, "rollback: not this worker")
+        assert answer.json()["left"] == [f"worker 0: has {first}", f"worker 1: keeps {new}: rollback: not this worker"]
+
+    asking(*workers, test=test)
 
 
 def test_workers_whose_earlier_policies_differ_do_not_roll_back() -> None:
@@ -233,3 +319,35 @@ def test_backends_are_summed_and_ready_only_where_all_say_so() -> None:
     assert join_backends([page(True), page(True)])["a"]["endpoints"][0]["ready"] is True
     (endpoint,) = join_backends([page(True), "worker 1: no answer"])["a"]["endpoints"]
     assert (endpoint["ready"], endpoint["reason"]) == (False, "worker 1: no answer")
+
+
+def store(up: bool | None, reason: str = "", dropped: int = 1) -> dict[str, Any]:
+    return {"redis": {"address": "redis://h:1/0", "up": up, "reason": reason, "dropped_rows": dropped}}
+
+
+def test_a_store_is_up_only_where_all_say_so_and_its_rows_are_summed() -> None:
+    def joined(*pages: dict[str, Any] | str) -> tuple[Any, ...]:
+        ((name, one),) = join_cache(pages).items()
+        assert (name, one["address"]) == ("redis", "redis://h:1/0")
+        return one["up"], one["reason"], one["dropped_rows"]
+
+    assert joined(store(True), store(True)) == (True, "", 2)
+    assert joined(store(True), store(False, "gone"), store(False, "late", 5)) == (False, "gone", 7)
+    assert joined(store(True), store(None)) == (None, "", 2)
+    assert joined(store(True), store(True, "a replica")) == (True, "a replica", 2)
+    assert joined(store(True), "worker 1: no answer") == (False, "worker 1: no answer", 1)
+    assert joined("worker 0: no answer", store(False, "gone")) == (False, "gone", 1)
+    assert join_cache([{}, "worker 1: no answer"]) == {}
+    assert joined({}, store(True)) == (True, "", 1)
+
+
+def test_several_workers_answer_all_that_one_does() -> None:
+    workers = [gateway(0), gateway(1)]
+
+    async def test(_: Joined, admin: httpx.AsyncClient) -> None:
+        assert (await admin.get("/cache")).json() == {}
+        one = httpx.AsyncClient(transport=httpx.ASGITransport(alone(workers[0])), base_url="http://worker")
+        async with one:
+            assert (await admin.get("/")).json()["paths"] == (await one.get("/")).json()["paths"]
+
+    asking(*workers, test=test)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from io import StringIO
 from pathlib import Path
 
+import httpx
 import msgspec
+import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -99,3 +101,21 @@ def test_a_policy_is_explained_line_by_line(tmp_path: Path) -> None:
 def test_the_schema_command_prints_json() -> None:
     answer = CliRunner().invoke(app, ["schema"])
     assert (answer.exit_code, msgspec.json.decode(answer.output)["title"]) == (0, "Headrace policy")
+
+
+def test_the_command_waits_as_long_as_models_load_and_says_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[httpx.Timeout] = []
+
+    def request(method: str, url: str, *, timeout: httpx.Timeout, **_: object) -> httpx.Response:
+        asked.append(timeout)
+        if len(asked) == 1:
+            raise httpx.ReadTimeout("timed out")
+        return httpx.Response(504, json={"error": "worker 1: silent", "left": ["worker 1: silent; it may do so yet"]})
+
+    monkeypatch.setattr(httpx, "request", request)
+    late, left = (CliRunner().invoke(app, ["policy", "rollback"]) for _ in range(2))
+    assert late.output.startswith("http://127.0.0.1:8003: no answer within 300 s; it may do so yet")
+    assert left.output.splitlines() == ["http://127.0.0.1:8003: worker 1: silent", "worker 1: silent; it may do so yet"]
+    assert (late.exit_code, left.exit_code) == (1, 1)
+    assert CliRunner().invoke(app, ["trace", "last"]).exit_code == 1
+    assert [limit.read for limit in asked] == [300.0, 300.0, 30.0]

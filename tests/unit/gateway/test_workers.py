@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import math
+import os
+import signal
 import socket
 from contextlib import ExitStack
 
@@ -10,7 +14,7 @@ import pytest
 
 from gateway.app import Gateway
 from gateway.sockets import bound
-from gateway.workers import Worker, reserve, scarce, share
+from gateway.workers import Worker, _Supervisor, reserve, scarce, share
 from policies import Policy, parse
 from policies.spec import Address, Batch, Listen
 
@@ -84,6 +88,38 @@ def test_a_worker_shows_the_whole_policy_and_keeps_what_is_equal_over_a_reload()
         await made.close()
 
     asyncio.run(run())
+
+
+def supervisor(monkeypatch: pytest.MonkeyPatch, error: str = "fork") -> _Supervisor:
+    """One of a system that has no process (or no pipe) to give at the moment."""
+
+    def nothing_left(*_: object) -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    made = _Supervisor(2, Worker(count=2), lambda _: None, {signal.SIGCHLD}, set(), lambda: 100.0)
+    monkeypatch.setattr(f"gateway.workers.os.{error}", nothing_left)
+    return made
+
+
+@pytest.mark.parametrize("call", ["fork", "pipe"])
+def test_a_worker_that_cannot_be_started_again_is_tried_later_and_later(
+    call: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = supervisor(monkeypatch, call)
+    place, open_before = made._places[1], len(os.listdir("/proc/self/fd"))
+    place.lives, pauses = 1, []
+    for _ in range(3):
+        made._start(place)
+        pauses.append(place.due - 100.0)
+        assert (place.pid, made._until) == (0, math.inf)
+    assert pauses == pytest.approx([0.1, 0.2, 0.4])
+    assert len(os.listdir("/proc/self/fd")) == open_before
+    assert "worker could not be started" in caplog.text
+
+
+def test_workers_that_cannot_be_started_at_all_end_the_command_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OSError, match="Resource temporarily unavailable"):
+        supervisor(monkeypatch).run()
 
 
 def listening(address: Address | None) -> socket.socket:
