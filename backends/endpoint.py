@@ -53,6 +53,7 @@ class Endpoint:
         http: Client | None = None,
         grpc: Client | None = None,
         local: Client | None = None,
+        contents: Callable[[], str | None] = lambda: "",
         prefer_grpc: bool = False,
         tentative: bool = False,
         timeout: float,
@@ -69,12 +70,18 @@ class Endpoint:
         self._http = http
         self._grpc = grpc
         self._local = local
+        self._contents = contents
         self._prefer_grpc = prefer_grpc
         self._tentative = tentative
         self._timeout = timeout
         self._headers = {name: secret.value for name, secret in headers.items()}
         self._now = now
         self._trail = (Hop("", (), endpoint=name),)
+
+    @property
+    def contents(self) -> str | None:
+        """A digest of what a model in this process was loaded from: None until it is; empty for a server."""
+        return self._contents()
 
     @property
     def protocol(self) -> str:

@@ -8,7 +8,7 @@ no longer fit what the model answers now (it was changed in place), the whole ca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -38,9 +38,12 @@ _decoder = msgspec.msgpack.Decoder(_Row)
 
 
 class Cached:
-    """`inner` behind `store`. `scope` tells this tier's answers from all others in the store; `ttl` in seconds."""
+    """`inner` behind `store`. `scope` tells this tier's answers from all others in the store; `ttl` in seconds.
 
-    def __init__(self, inner: Service, store: Store, scope: tuple[str, ...], ttl: float) -> None:
+    While `scope` gives None, it is not known what answers, and nothing is looked up or kept.
+    """
+
+    def __init__(self, inner: Service, store: Store, scope: Callable[[], tuple[str, ...] | None], ttl: float) -> None:
         self._inner = inner
         self._store = store
         self._scope = scope
@@ -49,9 +52,10 @@ class Cached:
     async def __call__(self, request: Request, /) -> Reply:
         infer = request.infer
         count = rowwise.count(infer)
-        if not count:
+        scope = self._scope()
+        if not count or scope is None:
             return await self._inner(request)
-        names = keys(infer, (*self._scope, request.model, request.version), count)
+        names = keys(infer, (*scope, request.model, request.version), count)
         found = [_read(value) for value in await self._store.get_many(names)]
         return await self._filled(request, names, found)
 

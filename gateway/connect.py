@@ -45,7 +45,14 @@ class Connect:
 
     def _local(self, backend: Backend, local: Local) -> Endpoint:
         client = LocalClient(local, now=self.now)
-        return Endpoint(client.name, local=client, timeout=backend.timeout, headers=backend.headers, now=self.now)
+        return Endpoint(
+            client.name,
+            local=client,
+            contents=lambda: client.contents,
+            timeout=backend.timeout,
+            headers=backend.headers,
+            now=self.now,
+        )
 
     def _endpoint(self, backend: Backend, spec: EndpointSpec) -> Endpoint:
         http = grpc = None

@@ -190,8 +190,8 @@ def _arm(route: Route, arm: Arm, policy: Policy, things: Things, tools: Tools) -
             store = _store(route, arm, arm.cache, policy, things, tools)
             # Whoever else may once answer under these names must not answer from what this backend said: here after
             # a reload, and in other gateways that share the store.
-            where = " ".join(sorted(map(str, backend.endpoints))) or (backend.local.path if backend.local else "")
-            scope = (route.name, arm.name, tier.name, where, backend.model, backend.version)
+            names = (route.name, arm.name, tier.name, backend.model, backend.version)
+            scope = partial(_scope, names, backend, _endpoints(backend, things, tools))
             inner = Traced(Cached(inner, store, scope, arm.cache.ttl), "cache", tools.tracing)
         if len(arm.tiers) > 1 or arm.cache is not None:
             inner = Traced(inner, f"tier {tier.name}", tools.tracing)
@@ -201,6 +201,14 @@ def _arm(route: Route, arm: Arm, policy: Policy, things: Things, tools: Tools) -
         Cascade(tiers, cacheable=arm.cache is not None),
         Renamed(_plain(last, policy, things, tools), last.model, last.version),
     )
+
+
+def _scope(names: tuple[str, ...], backend: Backend, endpoints: Sequence[Endpoint]) -> tuple[str, ...] | None:
+    """What tells a tier's answers from others: its names, and its servers or what its model's files hold."""
+    if backend.local is None:
+        return (*names, " ".join(sorted(map(str, backend.endpoints))))
+    contents = endpoints[0].contents
+    return None if contents is None else (*names, contents)
 
 
 def _batched(backend: Backend, things: Things, tools: Tools) -> Service:

@@ -17,7 +17,7 @@ from os.path import normpath
 
 from backends.errors import BackendFailed, Failure, Unreachable
 from backends.local import metadata
-from backends.local.load import load, stamp
+from backends.local.load import digest, load, stamp
 from backends.local.model import VERSION, Model, Unusable, check_call, check_version
 from backends.local.pool import Pool
 from backends.request import Answer, Infer, Relay, Reply, Request, Tensors
@@ -42,6 +42,7 @@ class LocalClient:
         self._loading: asyncio.Task[None] | None = None
         self._reason = ""
         self._stamp: object = None
+        self.contents: str | None = None  # a digest of the files of the model that is loaded
 
     async def __call__(self, request: Request, /) -> Reply:
         content = request.content
@@ -110,7 +111,9 @@ class LocalClient:
     def _read(self) -> Model:
         # Taken first: files that change while they are read have changed since.
         self._stamp = stamp(self._path)
-        return self._load(self._path)
+        model = self._load(self._path)
+        self.contents = digest(self._path)
+        return model
 
     async def _mended(self, deadline: float) -> bool:
         """Whether the files of a model that could not be loaded are others now."""

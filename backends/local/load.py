@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from backends.local import onnx, static
@@ -32,6 +33,18 @@ def stamp(path: str) -> tuple[tuple[str, int, int], ...]:
         return tuple((file.name, (about := file.stat()).st_size, about.st_mtime_ns) for file in files)
     except OSError:
         return ()
+
+
+def digest(path: str) -> str:
+    """A digest of the model's files, names and contents: models of equal digests answer alike."""
+    root = Path(path)
+    whole = hashlib.sha256()
+    for file in sorted(file for file in (root.iterdir() if root.is_dir() else [root]) if file.is_file()):
+        with file.open("rb") as opened:
+            whole.update(
+                f"{file.name if root.is_dir() else ''}:{hashlib.file_digest(opened, 'sha256').hexdigest()};".encode()
+            )
+    return whole.hexdigest()[:32]
 
 
 def _line(error: Exception) -> str:

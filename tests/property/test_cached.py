@@ -32,7 +32,7 @@ def test_hits_duplicates_and_order(calls: list[list[int]], entries: int, counted
     async def main() -> None:
         backend = Scripted(model)
         store = MemoryStore(entries, 10**6, lambda: 0.0)
-        cached = Cached(backend, store, ("r",), 60.0)
+        cached = Cached(backend, store, lambda: ("r",), 60.0)
         for values in calls:
             before = len(backend.requests)
             infer = call(*([float(value)] for value in values))
@@ -56,7 +56,7 @@ def test_hits_duplicates_and_order(calls: list[list[int]], entries: int, counted
 @given(infers(rows=3), st.lists(st.integers(0, 2), min_size=1, max_size=5))
 def test_any_tensors_come_back_as_they_were(infer: Infer, order: list[int]) -> None:
     async def main() -> None:
-        cached = Cached(Scripted(echo), MemoryStore(100, 10**6, lambda: 0.0), (), 60.0)
+        cached = Cached(Scripted(echo), MemoryStore(100, 10**6, lambda: 0.0), tuple, 60.0)
         for part in (take(infer, [order[0]]), take(infer, order), infer, take(infer, order)):
             reply = await cached(Request(model="m", content=part))
             assert plains(reply.answer) == plains(part)

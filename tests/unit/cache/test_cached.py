@@ -24,7 +24,7 @@ class Rig:
         self.now = 0.0
         self.backend = backend or Scripted(double)
         self.store = MemoryStore(100, 10**6, lambda: self.now)
-        self.cached = Cached(self.backend, self.store, ("route", "tier"), ttl)
+        self.cached = Cached(self.backend, self.store, lambda: ("route", "tier"), ttl)
 
     def ask(self, infer: Infer, model: str = "m", version: str = "") -> Reply:
         async def main() -> Reply:
@@ -102,7 +102,7 @@ def test_another_model_is_another_question(model: str, version: str) -> None:
 def test_tiers_do_not_share() -> None:
     rig = Rig()
     rig.ask(call([1]))
-    rig.cached = Cached(rig.backend, rig.store, ("route", "other"), 60.0)
+    rig.cached = Cached(rig.backend, rig.store, lambda: ("route", "other"), 60.0)
     rig.ask(call([1]))
     assert rig.backend.rows == [1, 1]
 

@@ -75,6 +75,25 @@ def test_an_edit_of_the_path_is_another_model_whose_answers_are_its_own(folder: 
     running(folder, test)
 
 
+def test_a_changed_file_is_another_model_in_a_store_that_outlives_it(folder: Path) -> None:
+    """As with Redis: a gateway that starts anew, or another one, finds the rows of the one before under equal keys."""
+
+    async def test(reload: Reload, policy: Callable[[str], Policy]) -> None:
+        assert [await answer(reload) for _ in range(2)] == [3, 3]
+        store = reload.current.things.stores
+        (folder / "two.onnx").replace(folder / "one.onnx")
+        fresh = Things(stores=dict(store))
+        again = Reload(reload._make(policy(POLICY), fresh), reload._make)
+        try:
+            assert fresh.stores == store
+            assert [await answer(again) for _ in range(2)] == [6, 6]
+        finally:
+            await again.close()
+            await fresh.close()
+
+    running(folder, test)
+
+
 def test_an_edit_that_names_a_model_which_cannot_be_loaded_is_refused(folder: Path) -> None:
     async def test(reload: Reload, policy: Callable[[str], Policy]) -> None:
         with pytest.raises(PolicyError) as told:

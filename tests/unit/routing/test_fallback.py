@@ -139,7 +139,7 @@ def test_a_degraded_answer_is_never_stored_and_is_counted() -> None:
         now = asyncio.get_running_loop().time
         inner = failing(Unreachable("down"))
         store = MemoryStore(100, 1 << 20, now)
-        route = Cascade([Rung("own", Cached(inner, store, ("r",), 60.0), "", "", None)], cacheable=True)
+        route = Cascade([Rung("own", Cached(inner, store, lambda: ("r",), 60.0), "", "", None)], cacheable=True)
         spare = Cascade([Rung("other", Scripted(), "", "", None)])
         metrics = Metrics()
         for _ in range(2):
