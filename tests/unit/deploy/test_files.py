@@ -122,9 +122,17 @@ def test_the_image_starts_the_command_without_a_shell() -> None:
     assert tuple(exposed) == PORTS
     wanted = {extra for step in of("RUN") for word in step.words for extra in re.findall(r"\[(.*)\]", word)}
     assert {name for extras in wanted for name in extras.split(",")} <= set(PROJECT["project"]["optional-dependencies"])
+
+
+def test_the_health_check_asks_where_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     (check,) = of("HEALTHCHECK")
-    compile(check.words[2], "HEALTHCHECK", "exec")
-    assert f"127.0.0.1:{PORTS[0]}/livez" in check.words[2]
+    given = dict(part.split("=", 1) for step in of("ENV") for part in step.rest.split())
+    assert given["HEADRACE_LIVE"] == f"http://127.0.0.1:{PORTS[0]}/livez"
+    asked: list[tuple[str, int]] = []
+    monkeypatch.setattr("urllib.request.urlopen", lambda url, timeout: asked.append((url, timeout)))
+    monkeypatch.setenv("HEADRACE_LIVE", "http://127.0.0.1:9000/livez")
+    exec(check.words[2])
+    assert asked == [("http://127.0.0.1:9000/livez", 2)]
 
 
 # Compose.
