@@ -37,6 +37,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.guard import Below, refusal
 from gateway.metrics import CONTENT_TYPE, Metrics
 from policies import Policy, PolicyError, parse
+from policies.files import MAX_BYTES
 from policies.spec import Secret
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def admin(gateway: Gateway) -> Starlette:
 
     async def apply(request: Request) -> Response:
         try:
-            text = (await request.body()).decode()
+            text = (await _body(request)).decode()
             # A large policy takes seconds to read: requests go on meanwhile.
             candidate = await asyncio.to_thread(_posted, text, request.query_params.get("file", ""), gateway.folder)
             changed = await gateway.apply(
@@ -135,7 +136,7 @@ def joined_admin(gateway: Gateway, joined: Joined) -> Starlette:
         return _json(_index(gateway, routes))
 
     async def apply(request: Request) -> Said:
-        return await joined.apply(await request.body(), request.query_params)
+        return await joined.apply(await _body(request), request.query_params)
 
     async def ready(_: Request) -> Response:
         return Response(status_code=200 if await joined.ready() else 503)
@@ -228,6 +229,16 @@ def _index(gateway: Gateway, routes: list[Route]) -> dict[str, Any]:
 
 async def _live(_: Request) -> Response:
     return Response(status_code=200)
+
+
+async def _body(request: Request) -> bytes:
+    """What is posted, and of what is larger than a policy only so much that this is seen."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BYTES:
+            return b" " * (MAX_BYTES + 1)  # whatever it says, what is wrong with it is its size
+    return bytes(body)
 
 
 def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

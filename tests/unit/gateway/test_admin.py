@@ -67,6 +67,18 @@ def test_a_posted_policy_is_overruled_by_the_flags_of_the_command() -> None:
     assert not made.policy.telemetry.access_log
 
 
+def test_what_is_larger_than_a_policy_is_refused_for_that() -> None:
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(admin(gateway()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
+            headers = {"content-type": "application/yaml"}
+            return await client.post("/policy", content=b"\xff" * 5_000_000, headers=headers)
+
+    response = asyncio.run(run())
+    assert response.status_code == 400
+    assert "larger than 4 MiB" in response.text
+
+
 def test_no_trace_is_404_with_a_line() -> None:
     last, unknown, nonsense = get(admin(gateway()), "/traces/last", "/traces/" + "1" * 32, "/traces/xyz")
     assert last.json() == {"error": "no trace has been recorded yet"}
