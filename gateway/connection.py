@@ -16,13 +16,11 @@ import httptools
 import msgspec
 
 from gateway.exchange import STATUS, Exchange
-from gateway.server import WHOLE, Scope
+from gateway.server import MAX_HEAD_BYTES, WHOLE, Scope
 
 if TYPE_CHECKING:
     from gateway.http1 import Http1Server
 
-# The largest head, or trailers, that are read; proxies before us allow as much at most.
-MAX_HEAD_BYTES = 64 * 1024
 # Bytes that are read and dropped for the sake of the answer; a sender that goes on is cut off.
 _LINGER_BYTES = 64 * 1024 * 1024
 # Pipelined requests that may wait for the one before them, until no more are read; and that one read may bring.

@@ -22,13 +22,9 @@ from email.utils import formatdate
 from pathlib import Path
 
 from gateway.connection import Connection
-from gateway.server import Asgi, listen
+from gateway.server import HEAD_SECONDS, KEEP_ALIVE_SECONDS, Asgi, listen
 from policies.spec import Address
 
-# How long a new connection, an unfinished head, or lingering may take, in seconds.
-HEAD_SECONDS = 30.0
-# Longer than clients and load balancers keep idle connections (60 s is common), so that they close first.
-KEEP_ALIVE_SECONDS = 75.0
 # How long a client may take nothing of what was written for it, in seconds.
 STALL_SECONDS = 60.0
 # How often connections are looked after: what times out does so at most this much later, in seconds.

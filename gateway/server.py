@@ -1,4 +1,4 @@
-"""HTTP servers: ASGI under uvicorn, behind this one module so that it can be replaced.
+"""What an HTTP server is here, and uvicorn as one, for the admin and metrics ports; `http1` is the public port's.
 
 A server runs in the loop that is there, without signal handlers of its own; `close` answers what is in flight first.
 """
@@ -31,13 +31,11 @@ Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 WHOLE = "headrace.whole"
 
 # Longer than clients and load balancers keep idle connections (60 s is common), so that they close first.
-_KEEP_ALIVE_SECONDS = 75
-
-
-# The largest head that is read; proxies before us allow as much at most.
-_MAX_HEAD_BYTES = 64 * 1024
-# How long a new connection, or an unfinished head, may say nothing.
-_HEAD_SECONDS = 30
+KEEP_ALIVE_SECONDS = 75
+# The largest head, or trailers, that are read; proxies before us allow as much at most.
+MAX_HEAD_BYTES = 64 * 1024
+# How long a new connection, an unfinished head, or lingering may take.
+HEAD_SECONDS = 30
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
 
@@ -54,7 +52,7 @@ class _Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._late = self.loop.call_later(_HEAD_SECONDS, self._head_is_late)
+        self._late = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
 
     def data_received(self, data: bytes) -> None:
         if self._late is not None and not self._in_head:
@@ -66,10 +64,10 @@ class _Protocol(HttpToolsProtocol):
         super().data_received(data)
         if self._in_head:
             self._head_bytes += len(data)
-            if self._head_bytes > _MAX_HEAD_BYTES:
-                self._refuse(431, f"request head: expected at most {_MAX_HEAD_BYTES} bytes, got more")
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(431, f"request head: expected at most {MAX_HEAD_BYTES} bytes, got more")
             elif self._late is None:
-                self._late = self.loop.call_later(_HEAD_SECONDS, self._head_is_late)
+                self._late = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
 
     def on_message_begin(self) -> None:
         self._in_head, self._head_bytes = True, 0
@@ -101,7 +99,7 @@ class _Protocol(HttpToolsProtocol):
 
     def _head_is_late(self) -> None:
         self._late = None
-        self._refuse(408, f"request head: expected all of it within {_HEAD_SECONDS} s")
+        self._refuse(408, f"request head: expected all of it within {HEAD_SECONDS} s")
 
     def _refuse(self, status: int, message: str) -> None:
         if self.transport.is_closing():
@@ -138,7 +136,7 @@ class HttpServer:
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=drain_seconds,
             )
         )

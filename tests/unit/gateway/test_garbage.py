@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections import Counter
 from typing import Any
 
 import msgspec
 
+from tests.support.garbage import garbage
 from tests.support.gateway import FakeServer, Rig, double
 
 POLICY = """\
@@ -52,20 +52,15 @@ async def ask_all(rig: Rig, times: int) -> None:
             await ask(rig, route)
     rig.server.requests.clear()
     await asyncio.sleep(0.01)
-    gc.collect()
 
 
 def test_requests_leave_no_cycles() -> None:
     async def run() -> Counter[str]:
         rig = Rig(POLICY, FakeServer({"double": double}))
         await ask_all(rig, 3)
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        try:
+        with garbage() as found:
             await ask_all(rig, 10)
-            return Counter(type(thing).__name__ for thing in gc.garbage)
-        finally:
-            gc.set_debug(0)
-            gc.garbage.clear()
+        return found
 
-    garbage = asyncio.run(run())
-    assert not OURS & garbage.keys(), garbage
+    found = asyncio.run(run())
+    assert not OURS & found.keys(), found

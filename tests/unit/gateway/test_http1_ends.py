@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gateway.server import Receive, Scope, Send
+from tests.support.garbage import garbage
 from tests.support.http1 import (
     HEAD,
     UPGRADE,
@@ -109,25 +110,16 @@ def storm(port: int, text: bytes, times: int) -> None:
     ],
 )
 def test_resets_leave_nothing_behind(serving: Any, text: bytes) -> None:
-    app = Waiting("backend")
-    found: Counter[str] = Counter()
-
-    async def client(rig: Rig) -> None:
+    async def client(rig: Rig) -> Counter[str]:
         await asyncio.to_thread(storm, rig.server.port, text, 20)
         await until(lambda: not rig.server.connections)
-        gc.collect()
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        await asyncio.to_thread(storm, rig.server.port, text, 50)
-        await until(lambda: not rig.server.connections)
-        await asyncio.sleep(0.01)
-        gc.collect()
-        found.update(type(thing).__name__ for thing in gc.garbage)
+        with garbage() as found:
+            await asyncio.to_thread(storm, rig.server.port, text, 50)
+            await until(lambda: not rig.server.connections)
+            await asyncio.sleep(0.01)
+        return found
 
-    try:
-        serving(app, client)
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
+    found = serving(Waiting("backend"), client)
     assert not OURS & found.keys(), found
 
 
@@ -151,35 +143,29 @@ def test_a_storm_of_resets_takes_no_memory(serving: Any) -> None:
 
 
 def test_answered_requests_leave_no_cycles(serving: Any) -> None:
-    found: Counter[str] = Counter()
-
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == "/raises":
             raise ValueError
         await echo(scope, receive, send)
 
-    async def client(rig: Rig) -> None:
+    async def ask_all(rig: Rig) -> None:
         text = HEAD + b"content-length: 2\r\n\r\nhi" + HEAD + b"connection: close\r\n\r\n" + HEAD
-        for round_ in range(2):
-            if round_:
-                gc.collect()
-                gc.set_debug(gc.DEBUG_SAVEALL)
-            for _ in range(10):
-                await rig.ask(text)
-                await rig.ask(text.replace(b"/", b"/raises", 1))
-                await rig.ask(UPGRADE + b"connection: close\r\n\r\n")
-            rig.close()
-            rig.reported.clear()
-            await until(lambda: not rig.server.connections)
-            await asyncio.sleep(0.01)
-        gc.collect()
-        found.update(type(thing).__name__ for thing in gc.garbage)
+        for _ in range(10):
+            await rig.ask(text)
+            await rig.ask(text.replace(b"/", b"/raises", 1))
+            await rig.ask(UPGRADE + b"connection: close\r\n\r\n")
+        rig.close()
+        rig.reported.clear()
+        await until(lambda: not rig.server.connections)
+        await asyncio.sleep(0.01)
 
-    try:
-        serving(app, client)
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
+    async def client(rig: Rig) -> Counter[str]:
+        await ask_all(rig)
+        with garbage() as found:
+            await ask_all(rig)
+        return found
+
+    found = serving(app, client)
     assert not OURS & found.keys(), found
 
 

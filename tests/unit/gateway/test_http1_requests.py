@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.connection import MAX_HEAD_BYTES
-from gateway.server import Receive, Scope, Send
+from gateway.server import MAX_HEAD_BYTES, Receive, Scope, Send
 from tests.support.http1 import (
     CHUNKED,
     HEAD,
