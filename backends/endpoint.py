@@ -17,8 +17,8 @@ from typing import Protocol
 
 from backends import rows
 from backends.errors import BadRequest, Expired, TooSlow, Unreachable, Unsupported
-from backends.request import Hop, HttpCall, Infer, Relay, Reply, Request, RpcCall, Service, replace
-from backends.stream import Watched
+from backends.request import Hop, HttpCall, Infer, Reply, Request, RpcCall, Service, replace
+from backends.stream import watched
 from policies.spec import Secret
 
 # Triton drops a request whose head is above 8 KiB without a word; the request line and our own headers come on top.
@@ -107,13 +107,11 @@ class Endpoint:
                     reply = await client(request)
             else:
                 reply = await client(replace(request, deadline=own) if own < request.deadline else request)
-            if isinstance(reply.body, Relay) and not isinstance(reply.body.body, bytes):
-                chunks = Watched(reply.body.body, self._left, self._timeout if request.stream else None)
-                reply = replace(reply, body=replace(reply.body, body=chunks))
-                streams = True
+            stream = watched(reply, self._left, self._timeout if request.stream else None)
+            streams = stream is not None
             # Whoever put a batch together knows its rows.
             trail = self._trail if request.origins else (Hop("", _rows(request), endpoint=self.name),)
-            return replace(reply, trail=trail)
+            return replace(stream or reply, trail=trail)
         except Expired:
             if own < request.deadline:
                 raise TooSlow(f"'{self.name}' did not answer within {self._timeout:g} s") from None

@@ -5,6 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
+from backends.request import Relay, Reply, replace
+
+
+def watched(reply: Reply, ended: Callable[[BaseException | None], None], idle: float | None = None) -> Reply | None:
+    """`reply` with its stream as a `Watched`; None where it has none, and is whole."""
+    relay = reply.body
+    if not isinstance(relay, Relay) or isinstance(relay.body, bytes):
+        return None
+    return replace(reply, body=replace(relay, body=Watched(relay.body, ended, idle)))
+
 
 class Watched:
     """The chunks of `inner`; `ended(error)` is called when they are over (None), fail, or are left.

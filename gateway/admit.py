@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from backends.errors import Expired, Rejected, Unreachable
-from backends.request import Relay, Reply, Request, Service, replace
-from backends.stream import Watched
+from backends.request import Reply, Request, Service, replace
+from backends.stream import watched
 from gateway.deadline import Deadlines
 from policies import Policy
 
@@ -69,11 +69,9 @@ class Admit:
                 reply = await self._inner(
                     request if deadline == request.deadline else replace(request, deadline=deadline)
                 )
-            if isinstance(reply.body, Relay) and not isinstance(reply.body.body, bytes):
-                chunks = Watched(reply.body.body, self._left)
-                reply = replace(reply, body=replace(reply.body, body=chunks))
-                streams = True
-            return reply
+            stream = watched(reply, self._left)
+            streams = stream is not None
+            return stream or reply
         except TimeoutError:
             raise Expired("gateway", f"deadline exceeded after {(self._now() - now) * 1e3:.0f} ms") from None
         finally:

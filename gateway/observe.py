@@ -14,7 +14,7 @@ from typing import Any
 
 from backends.errors import BackendFailed, Failure
 from backends.request import Infer, Relay, Reply, Request, Service, computes, replace
-from backends.stream import Watched
+from backends.stream import watched
 from gateway import respond, semantics, telemetry
 from gateway.metrics import Metrics
 from gateway.telemetry import Span, Tracing
@@ -68,12 +68,11 @@ class Observed:
             if isinstance(error, Failure) and not self._headers:
                 error.arm = ""
             raise
-        if isinstance(reply.body, Relay) and not isinstance(reply.body.body, bytes):
-            # A stream's outcome is recorded when it ends, however it ends.
-            watched = Watched(reply.body.body, lambda error: self._end(request, span, began, reply, error))
-            return self._shown(replace(reply, body=replace(reply.body, body=watched)))
-        self._end(request, span, began, reply, None)
-        return self._shown(reply)
+        # A stream's outcome is recorded when it ends, however it ends.
+        stream = watched(reply, lambda error: self._end(request, span, began, reply, error))
+        if stream is None:
+            self._end(request, span, began, reply, None)
+        return self._shown(stream or reply)
 
     def _shown(self, reply: Reply) -> Reply:
         """What the edge may tell the caller of the reply."""
@@ -168,16 +167,13 @@ class MeasuredArm:
         except BaseException as error:
             self._end(began, error)
             raise
-        if not isinstance(reply.body, Relay):
-            self._end(began, None)
-            return reply
         # A relayed error is one of the backend's own, whatever body it has.
-        told = BackendFailed("", reply.body.status) if reply.body.status >= 400 else None
-        if isinstance(reply.body.body, bytes):
+        status = reply.body.status if isinstance(reply.body, Relay) else 200
+        told = BackendFailed("", status) if status >= 400 else None
+        stream = watched(reply, lambda error: self._end(began, error or told))
+        if stream is None:
             self._end(began, told)
-            return reply
-        watched = Watched(reply.body.body, lambda error: self._end(began, error or told))
-        return replace(reply, body=replace(reply.body, body=watched))
+        return stream or reply
 
     def _end(self, began: float, error: BaseException | None) -> None:
         left = isinstance(error, asyncio.CancelledError)
