@@ -1,12 +1,16 @@
 """Real Triton servers as session fixtures: a small one that needs no weights, and the demo's with all its models.
 
+`triton_with` starts one with models of the tests' own: a folder each in `triton_models`, `config.pbtxt` and `model.py`.
+
 A test module or a conftest takes them by name: `from tests.support.triton import triton, triton_demo`. What is missing
 is installed or prepared once under `build/`; a server that does not start fails the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +20,22 @@ from deploy.demo.repository import write_test_models
 from deploy.demo.triton import Triton, ensure_venv
 
 VENV = BUILD.parent / "triton-venv"
+MODELS = Path(__file__).parent / "triton_models"
+
+
+@contextmanager
+def triton_with(folder: Path, *models: str, http: int = 0, more: Sequence[str] = ()) -> Iterator[Triton]:
+    """A server with these of the tests' models, and explicit model control; its repository is `folder`/models."""
+    repository = folder / "models"
+    for model in models:
+        version = repository / model / "1"
+        version.mkdir(parents=True, exist_ok=True)
+        shutil.copy(MODELS / model / "config.pbtxt", repository / model)
+        shutil.copy(MODELS / model / "model.py", version)
+    with Triton(
+        ensure_venv(VENV), repository, log=folder / "triton.log", models=list(models), http=http, more=more
+    ) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
