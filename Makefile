@@ -2,7 +2,7 @@
 #
 #   make demo          everything set up and started, the main job done, then it stays up (ONCE=1: it exits)
 #   make test          everything that CI runs
-#   make soak          100 policy edits under load, Redis killed in the middle
+#   make soak          100 policy edits under load, 200,000 mixed requests: the long forms of what make test runs
 #
 # ARGS are passed on: make demo ARGS="--http 127.0.0.1:9000"
 
@@ -31,7 +31,7 @@ integration: $(VENV)/.installed redis
 
 # The long forms of what `integration` runs a tenth of.
 soak: $(VENV)/.installed redis
-	HEADRACE_SOAK=1 $(BIN)/python -m pytest -s tests/e2e/test_edits.py
+	HEADRACE_SOAK=1 $(BIN)/python -m pytest -s tests/e2e/test_edits.py tests/e2e/test_soak.py
 
 $(VENV)/.installed: pyproject.toml deploy/environment.sh
 	sh deploy/environment.sh $(VENV)

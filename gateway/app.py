@@ -8,7 +8,6 @@ flight answered until the drain time is over.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import random
 import signal
@@ -32,6 +31,7 @@ from gateway.grpc import GrpcEdge
 from gateway.http import HttpEdge
 from gateway.http1 import Http1Server
 from gateway.joined import Joined, clients
+from gateway.memory import collect_seldom, few_arenas
 from gateway.metrics import Metrics
 from gateway.probe import Probing
 from gateway.reload import Reload, Snapshot
@@ -90,6 +90,7 @@ class Gateway:
             lambda: [(backend, endpoint.name, endpoint.ready) for backend, endpoint in self._things.all_endpoints()]
         )
         self.metrics.watch_in_flight(lambda: self._things.in_flight.count)
+        self.metrics.watch_tasks(lambda: len(asyncio.all_tasks()))
         self.metrics.watch_stores(lambda: [(s.name, s.up, s.dropped) for _, s in filter(None, [self._things.redis])])
         connect = Connect(self._now, tentative_grpc)
         self._tools = Tools(self._now, self.tracing, self.metrics, connect, random.Random())
@@ -322,6 +323,7 @@ def run(
 
     `overruled` gives a policy as the flags of the command have it.
     """
+    few_arenas()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         gateway = partial(Gateway, policy, overruled=overruled, tentative_grpc=tentative_grpc, worker=worker)
         runner.run(_serve(gateway, source, worker))
@@ -348,12 +350,7 @@ async def _serve(make: Callable[[], Gateway], source: Source | None, worker: Wor
             watch = Watch(source.changed, partial(_reload, gateway, source), gateway.report)
             watch.start()
             loop.add_signal_handler(signal.SIGHUP, _in_background(partial(_reload, gateway, source), gateway.report))
-        # What exists now lives as long as the process: the collector need not walk it for every request's garbage.
-        gc.collect()
-        gc.freeze()
-        # A request leaves no cycles behind (tests/unit/gateway/test_garbage.py); a young generation that holds all that
-        # are in flight is not walked again and again for nothing.
-        gc.set_threshold(50_000, 10, 10)
+        collect_seldom()
         await stop.wait()
         _log.info("draining", extra={"fields": {"in_flight": gateway._things.in_flight.count}})
     finally:

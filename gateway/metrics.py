@@ -217,6 +217,7 @@ class Metrics:
             )
         )
         self._in_flight = Gauge("headrace_requests_in_flight", "Requests being answered", registry=registry)
+        self._tasks = Gauge("headrace_tasks", "Tasks of the event loop", registry=registry)
         self._policy = Gauge("headrace_policy_info", "The policy in force", ["version"], registry=registry)
         self._reloads = Counter(
             "headrace_policy_reloads", "Policies offered to the running gateway", ["result"], registry=registry
@@ -225,6 +226,9 @@ class Metrics:
 
     def watch_in_flight(self, count: Callable[[], float]) -> None:
         self._in_flight.set_function(count)
+
+    def watch_tasks(self, count: Callable[[], float]) -> None:
+        self._tasks.set_function(count)
 
     def watch_endpoints(self, endpoints: Callable[[], Iterable[tuple[str, str, bool | None]]]) -> None:
         """Shows the endpoints that there are at each reading, as `(backend, name, ready)`; None is unknown."""

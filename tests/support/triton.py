@@ -25,9 +25,14 @@ MODELS = Path(__file__).parent / "triton_models"
 
 @contextmanager
 def triton_with(folder: Path, *models: str, http: int = 0, more: Sequence[str] = ()) -> Iterator[Triton]:
-    """A server with these of the tests' models, and explicit model control; its repository is `folder`/models."""
-    repository = folder / "models"
+    """A server with these models, the tests' or `echo` and `rowsum`, and explicit model control.
+
+    Its repository is `folder`/models.
+    """
+    repository = write_test_models(folder / "models")
     for model in models:
+        if not (MODELS / model).exists():
+            continue
         version = repository / model / "1"
         version.mkdir(parents=True, exist_ok=True)
         shutil.copy(MODELS / model / "config.pbtxt", repository / model)
