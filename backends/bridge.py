@@ -15,7 +15,7 @@ import msgspec
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError, Message
 
-from backends.errors import BackendFailed, BadReply, BadRequest, Unsupported, WrongMethod
+from backends.errors import BackendFailed, BadReply, BadRequest, NotFound, Unsupported, WrongMethod
 from backends.interface import Interfaces, raw
 from backends.kserve_grpc import named
 from backends.kserve_json import write_reply
@@ -23,6 +23,7 @@ from backends.proto import management_pb2 as pb
 from backends.proto import wire
 from backends.proto.document import document
 from backends.request import HttpCall, Relay, Reply, Request, RpcCall, Service, replace
+from backends.tensor import shown
 
 _SERVICE = "/inference.GRPCInferenceService"
 # Statistics of a thousand models are half a megabyte.
@@ -54,6 +55,8 @@ class HttpOverGrpc:
         method, version, verb = self._asked(call)
         if call.method not in verb:
             raise WrongMethod(f"expected {' or '.join(verb)}, got {call.method}", ", ".join(verb))
+        if version and not version.isdecimal():
+            raise NotFound("Not Found")
         request = replace(request, version=request.version or version, headers=_headers(call, request))
         if method == "ModelInfer":
             return await self._raw(request, call)
@@ -138,10 +141,14 @@ class GrpcOverHttp:
         if method == "ServerMetadata":
             target = "/v2"
         elif method == "RepositoryIndex":
-            verb, target = "POST", "/v2/repository/index"
-            body = msgspec.json.encode({"ready": _parsed(method, message, pb.RepositoryIndexRequest).ready})
+            asked = _parsed(method, message, pb.RepositoryIndexRequest)
+            if asked.repository_name:
+                raise Unsupported("'repository_name' specification is not supported")
+            verb, target, body = "POST", "/v2/repository/index", msgspec.json.encode({"ready": asked.ready})
         else:
             model, version = named(method, message)
+            if version and not version.isdecimal():
+                raise BadRequest(f"{method}: expected a model version that is a whole number, got {shown(version)}")
             target = _target(method, model, version)
         call = HttpCall(verb, target, headers, body)
         reply = await self._http(replace(request, content=call, stream=False))
@@ -194,13 +201,24 @@ def _heard(method: str, text: bytes) -> Message:
     """What HTTP's document says as a gRPC reply."""
     message = _REPLIES[method]()
     try:
-        said: Any = msgspec.json.decode(text)
-        if method == "ModelConfig":
-            said = {"config": said}
-        elif method == "RepositoryIndex":
-            said = {"models": said}
-        json_format.ParseDict(said, message, ignore_unknown_fields=True, max_recursion_depth=32)
-    except (msgspec.MsgspecError, json_format.ParseError, ValueError, RecursionError) as error:
+        if method == "RepositoryIndex":
+            said: dict[str, Any] = {"models": msgspec.json.decode(text, type=list[dict[str, Any]])}
+        else:
+            said = msgspec.json.decode(text, type=dict[str, Any])
+        json_format.ParseDict(
+            {"config": said} if method == "ModelConfig" else said,
+            message,
+            ignore_unknown_fields=True,
+            max_recursion_depth=32,
+        )
+    except (
+        msgspec.MsgspecError,
+        json_format.ParseError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         why = " ".join(str(error).split())
         raise BadReply(f"{method}: expected Triton's JSON: {why}"[:300]) from None
     return message

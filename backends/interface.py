@@ -65,13 +65,13 @@ class Classified:
                 raise BadRequest(f"classification: expected inputs with elements, got {shown(list(head.shape))}")
         datatypes = (await self._interfaces.of(request)).outputs
         for output in infer.outputs:
-            if "classification" in output.parameters and datatypes.get(output.name) == "BYTES":
+            if output.parameters.get("classification") and datatypes.get(output.name) == "BYTES":
                 raise BadRequest("class result not available for output due to unsupported type 'BYTES'")
         return await self._inner(request)
 
 
 def asks_classes(infer: Infer) -> bool:
-    return any("classification" in output.parameters for output in infer.outputs)
+    return any(output.parameters.get("classification") for output in infer.outputs)
 
 
 def raw(body: bytes, interface: Interface, model: str) -> Infer:
@@ -93,7 +93,8 @@ def raw(body: bytes, interface: Interface, model: str) -> Infer:
                 "variable-sized dimension"
             )
         row = ITEM_BYTES[datatype] * prod(size for size in dims if size != -1)
-        shape, data = tuple(len(body) // row if size == -1 else size for size in dims), body
+        found = len(body) // row if row else 0
+        shape, data = tuple(found if size == -1 else size for size in dims), body
         if (want := ITEM_BYTES[datatype] * prod(shape)) != len(body):
             raise BadRequest(
                 f"input byte size mismatch for input 'raw_input' for model {shown(model)}. "

@@ -130,7 +130,7 @@ def to_json(tensor: Tensor) -> Any:
     flat = values.tolist()
     if code in "fd" and not math.isfinite(sum(flat)):
         # msgspec would write null for what is not finite; Triton writes NaN and Infinity.
-        return msgspec.Raw(json.dumps(flat).encode())
+        return msgspec.Raw(json.dumps(flat, separators=(",", ":")).encode())
     return flat
 
 
@@ -140,4 +140,5 @@ def _texts(elements: list[bytes]) -> Any:
     except UnicodeDecodeError:
         # Bytes that are not UTF-8 stand in the JSON as they are, which is what Triton does.
         texts = [element.decode(errors="surrogateescape") for element in elements]
-        return msgspec.Raw(json.dumps(texts, ensure_ascii=False).encode(errors="surrogateescape"))
+        document = json.dumps(texts, ensure_ascii=False, separators=(",", ":"))
+        return msgspec.Raw(document.encode(errors="surrogateescape"))
