@@ -1,6 +1,7 @@
 """Where an answer through the gateway differs from Triton's own (2.51) by intent: few, and each for a reason.
 
-`body` is an infer call over HTTP for the model `told`, with a document as JSON, or a `message` over gRPC.
+Each is an infer call: over HTTP for `model`, with `body` as JSON; over gRPC for `told`, with `parameters`. The tests
+send it both ways and hold both answers to what stands here.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class Difference:
     ours: int
     body: Mapping[str, Any]
     over: tuple[str, ...] = ("http", "grpc")
+    model: str = "told"
 
     def __str__(self) -> str:
         return self.what
@@ -55,6 +57,12 @@ DIFFERENCES = (
         "an input's parameter that is a list",
         "KServe v2 knows bools, numbers and texts; Triton does not look at it, and gRPC has no form for it",
         200, 400, {"inputs": [{**_INPUT, "parameters": {"x": [1]}}]},
+    ),
+    Difference(
+        "a model's error of unknown kind, from a gRPC backend",
+        "UNKNOWN is also what gRPC says of a server that broke, which is not the caller's fault",
+        400, 500, {"inputs": [{"name": "CODE", "datatype": "BYTES", "shape": [1], "data": ["UNKNOWN"]}]},
+        over=("grpc",), model="fails",
     ),
 )  # fmt: skip
 

@@ -13,7 +13,7 @@ from tests.support.triton import triton_with
 
 MODELS = (
     "identity", "dynamic", "single", "single_text", "single_half", "told", "labelled", "accumulate", "first",
-    "configured", "repeat_each",
+    "configured", "repeat_each", "fails", "ensemble",
 )  # fmt: skip
 
 # A whole proxy whose backend has one protocol, so that the other one's callers are bridged; routes that batch; and what
