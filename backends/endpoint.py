@@ -171,14 +171,15 @@ class Endpoint:
                 return Classified(main, bridge.interfaces), main
             return main, main
         if isinstance(call, HttpCall):
-            direct: Client | None = self._http
-            over: Service | None = self._over_grpc
-        else:
-            direct, over = None if self._tentative else self._grpc, self._over_http
-        if direct is not None:
-            return direct, direct
-        assert over is not None
-        return over, main
+            if self._http is not None:
+                return self._http, self._http
+            assert self._over_grpc is not None
+            return self._over_grpc, main
+        if self._grpc is not None and not self._tentative:
+            assert self._over_grpc is not None
+            return Classified(self._grpc, self._over_grpc.interfaces) if request.stream else self._grpc, self._grpc
+        assert self._over_http is not None
+        return self._over_http, main
 
 
 def _check_size(request: Request) -> None:

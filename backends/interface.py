@@ -7,15 +7,16 @@ empty, which it is where an input is.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from math import prod
 
 import msgspec
 
 from backends.errors import BadReply, BadRequest
+from backends.kserve_grpc import read_request
 from backends.proto.management_pb2 import ModelConfigResponse
 from backends.proto.model_config_pb2 import DataType, ModelConfig
-from backends.request import Infer, Reply, Request, Service, Tensors
+from backends.request import Infer, Reply, Request, RpcCall, Service, Tensors, replace
 from backends.tensor import ITEM_BYTES, Tensor, join_elements, shown
 
 # A model that is replaced by another under its name is not what is remembered; nobody waits longer for it to be known.
@@ -52,13 +53,29 @@ class Interfaces:
 
 
 class Classified:
-    """`inner` for calls that ask for classes, of outputs that have any."""
+    """`inner` for calls that ask for classes, or may (the messages of a stream), of outputs that have any."""
 
     def __init__(self, inner: Service, interfaces: Interfaces) -> None:
         self._inner = inner
         self._interfaces = interfaces
 
     async def __call__(self, request: Request, /) -> Reply:
+        call = request.content
+        if isinstance(call, RpcCall):
+            request = replace(request, content=replace(call, messages=self._checked(request, call.messages)))
+        else:
+            await self._check(request)
+        return await self._inner(request)
+
+    async def _checked(self, request: Request, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for message in messages:
+            if b"classification" in message:
+                model, version, infer = read_request(message)
+                if asks_classes(infer):
+                    await self._check(replace(request, model=model, version=version, content=infer, stream=False))
+            yield message
+
+    async def _check(self, request: Request) -> None:
         infer = request.infer
         for head in infer.inputs.heads:
             if 0 in head.shape:
@@ -67,7 +84,6 @@ class Classified:
         for output in infer.outputs:
             if output.parameters.get("classification") and datatypes.get(output.name) == "BYTES":
                 raise BadRequest("class result not available for output due to unsupported type 'BYTES'")
-        return await self._inner(request)
 
 
 def asks_classes(infer: Infer) -> bool:

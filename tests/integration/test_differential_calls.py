@@ -185,9 +185,10 @@ def test_classes_of_what_has_none_never_reach_the_server(
             assert (refused.status, "class" in refused.error) == (400, True)
         message = as_raw_contents(case, "identity")
         message.outputs.add(name=f"OUT_{case.datatype}").parameters["classification"].int64_param = 1
-        answer = call(gateways[over], message.SerializeToString())
-        assert isinstance(answer, tuple)
-        assert answer[0] is grpc.StatusCode.INVALID_ARGUMENT
+        for method in ("ModelInfer", "ModelStreamInfer") if over == "grpc" else ("ModelInfer",):
+            answer = call(gateways[over], message.SerializeToString(), f"{SERVICE}/{method}")
+            assert isinstance(answer, tuple)
+            assert answer[0] is grpc.StatusCode.INVALID_ARGUMENT
     half = Case("", "FP16", (1, 2), bytes(4), None)
     body, length = as_binary(half, outputs=[{"name": "OUT_FP16", "parameters": {"classification": 1}}])
     straight = post(client, direct, "identity", body, length)
