@@ -1,8 +1,8 @@
 """One replica: its clients for either protocol, how many calls are in the air, and whether it says that it is ready.
 
 Tensors travel by the protocol of the policy; a call that is relayed goes by its own protocol, if the replica has an
-address for it. A replica in this process has one client, `local`, for everything. `tentative` is a gRPC address that
-was guessed, not given: it is used once it has answered.
+address for it, else as what it is in the other (`backends.bridge`). A replica in this process has one client, `local`,
+for everything. `tentative` is a gRPC address that was guessed, not given: it is used once it has answered.
 
 An endpoint is down from the first call that cannot reach it (Unreachable), so that the very next decision looks
 elsewhere; only `probe` says that it is ready (again). A relayed call over the other protocol than that of the tensors
@@ -16,7 +16,9 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from backends import rows
-from backends.errors import BadRequest, Expired, TooSlow, Unreachable, Unsupported
+from backends.bridge import GrpcOverHttp, HttpOverGrpc
+from backends.errors import BadRequest, Expired, TooSlow, Unreachable
+from backends.interface import Classified, asks_classes
 from backends.request import Hop, HttpCall, Infer, Reply, Request, RpcCall, Service, replace
 from backends.stream import watched
 from policies.spec import Secret
@@ -70,6 +72,8 @@ class Endpoint:
         self._http = http
         self._grpc = grpc
         self._local = local
+        self._over_http = GrpcOverHttp(http, name, now) if http is not None else None
+        self._over_grpc = HttpOverGrpc(grpc, name, now) if grpc is not None else None
         self._contents = contents
         self._prefer_grpc = prefer_grpc
         self._tentative = tentative
@@ -94,7 +98,7 @@ class Endpoint:
         now = self._now()
         if request.deadline <= now:
             raise Expired("backend", "deadline exceeded before the backend was called")
-        client = self._client(request)
+        service, client = self._client(request)
         if self._headers:
             request = replace(request, headers={**request.headers, **self._headers})
         _check_size(request)
@@ -104,9 +108,9 @@ class Endpoint:
         try:
             if request.stream:
                 async with asyncio.timeout(self._timeout):
-                    reply = await client(request)
+                    reply = await service(request)
             else:
-                reply = await client(replace(request, deadline=own) if own < request.deadline else request)
+                reply = await service(replace(request, deadline=own) if own < request.deadline else request)
             stream = watched(reply, self._left, self._timeout if request.stream else None)
             streams = stream is not None
             # Whoever put a batch together knows its rows.
@@ -155,18 +159,27 @@ class Endpoint:
         assert client is not None
         return client
 
-    def _client(self, request: Request) -> Service:
+    def _client(self, request: Request) -> tuple[Service, Client]:
+        """Who answers a call, and the client that it goes by."""
+        main, call = self._main, request.content
         if self._local is not None:
-            return self._local
-        if isinstance(request.content, HttpCall):
-            if self._http is None:
-                raise Unsupported(f"this call needs HTTP, and the policy gives '{self.name}' no http address")
-            return self._http
-        if isinstance(request.content, RpcCall):
-            if self._grpc is None or self._tentative:
-                raise Unsupported(f"this call needs gRPC, and '{self.name}' has no known grpc address")
-            return self._grpc
-        return self._main
+            return main, main
+        if isinstance(call, Infer):
+            if call.outputs and asks_classes(call):
+                bridge = self._over_grpc if main is self._grpc else self._over_http
+                assert bridge is not None
+                return Classified(main, bridge.interfaces), main
+            return main, main
+        if isinstance(call, HttpCall):
+            if self._http is not None:
+                return self._http, self._http
+            assert self._over_grpc is not None
+            return self._over_grpc, main
+        if self._grpc is not None and not self._tentative:
+            assert self._over_grpc is not None
+            return Classified(self._grpc, self._over_grpc.interfaces) if request.stream else self._grpc, self._grpc
+        assert self._over_http is not None
+        return self._over_http, main
 
 
 def _check_size(request: Request) -> None:

@@ -1,7 +1,8 @@
 """A tensor's data as JSON has it, and back to bytes.
 
 Data may be flat or nested in any way, integers that are out of their datatype's range wrap (as Triton has it), NaN and
-Infinity pass, FP32 is printed as the double it is, and what is written is flat. FP16 and BF16 have no JSON form.
+Infinity pass, FP32 is printed as the double it is, and what is written is flat. FP16 and BF16 have no JSON form, and
+are refused in Triton's words.
 """
 
 from __future__ import annotations
@@ -25,12 +26,16 @@ _TYPECODES = {
     "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q", "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q",
     "FP32": "f", "FP64": "d",
 }  # fmt: skip
+_BINARY_ONLY = frozenset({"FP16", "BF16"})
 
 
 def from_json(head: Head, part: Any, fault: type[Failure]) -> bytes:
     """The bytes of a tensor whose data is `part`: raw JSON, or nested lists. `fault` where it does not fit `head`."""
-    if head.datatype in ("FP16", "BF16"):
-        raise fault(f"{shown(head.name)}: {head.datatype} has no JSON form, send it as binary data")
+    if head.datatype in _BINARY_ONLY and 0 not in head.shape:
+        raise fault(
+            f"receiving {head.datatype} data via JSON is not supported. "
+            f"Please use the binary data format for input {shown(head.name)[1:-1]}"
+        )
     item = _item_type(head.datatype)
     try:
         values = _typed(head, part, item) if isinstance(part, msgspec.Raw) else None
@@ -94,6 +99,10 @@ def _pack(datatype: str, flat: list[Any]) -> bytes:
         return join_elements([text.encode() for text in flat])
     if datatype == "BOOL":
         return bytes(flat)
+    if datatype in _BINARY_ONLY:
+        if flat:
+            raise ValueError("expected no elements")
+        return b""
     code = _TYPECODES[datatype]
     try:
         return array(code, flat).tobytes()
@@ -114,14 +123,14 @@ def to_json(tensor: Tensor) -> Any:
     code = _TYPECODES.get(tensor.datatype)
     if code is None:
         raise BadRequest(
-            f"output {shown(tensor.name)}: {tensor.datatype} has no JSON form, ask for it with 'binary_data'"
+            f"sending {tensor.datatype} data via JSON is not supported. Please use the binary data format for output"
         )
     values = array(code)
     values.frombytes(tensor.data)
     flat = values.tolist()
     if code in "fd" and not math.isfinite(sum(flat)):
         # msgspec would write null for what is not finite; Triton writes NaN and Infinity.
-        return msgspec.Raw(json.dumps(flat).encode())
+        return msgspec.Raw(json.dumps(flat, separators=(",", ":")).encode())
     return flat
 
 
@@ -131,4 +140,5 @@ def _texts(elements: list[bytes]) -> Any:
     except UnicodeDecodeError:
         # Bytes that are not UTF-8 stand in the JSON as they are, which is what Triton does.
         texts = [element.decode(errors="surrogateescape") for element in elements]
-        return msgspec.Raw(json.dumps(texts, ensure_ascii=False).encode(errors="surrogateescape"))
+        document = json.dumps(texts, ensure_ascii=False, separators=(",", ":"))
+        return msgspec.Raw(document.encode(errors="surrogateescape"))

@@ -54,6 +54,9 @@ def read_request(data: bytes) -> tuple[str, str, Infer]:
         raise BadRequest("ModelInferRequest: two inputs have the same name")
     outputs = tuple(Wanted(o.name, _parameters(o.parameters, BadRequest)) for o in message.outputs)
     call_parameters = _parameters(message.parameters, BadRequest)
+    sequence = call_parameters.get("sequence_id", 0)
+    if isinstance(sequence, int) and sequence < 0:
+        call_parameters["sequence_id"] = sequence % (1 << 64)  # Triton takes the bits of an int64 for those of a uint64
     check_parameters(call_parameters)
     for name, parameters in [(h.name, h.parameters) for h in heads] + [(o.name, o.parameters) for o in outputs]:
         check_parameters(parameters)
@@ -93,7 +96,7 @@ def write_request(model: str, version: str, infer: Infer) -> bytes:
     if came is not None and came.protocol == "grpc":
         return _renamed(came.data, {_MODEL: model, _VERSION: version})
     message = pb.ModelInferRequest(model_name=model, model_version=version, id=infer.id)
-    _put(message.parameters, infer.parameters, BadRequest)
+    _put(message.parameters, _signed(infer.parameters), BadRequest)
     for wanted in infer.outputs:
         _put(message.outputs.add(name=wanted.name).parameters, wanted.parameters, BadRequest)
     return _written(message, message.inputs, infer.inputs.decoded, _RAW_INPUTS, BadRequest)
@@ -307,6 +310,25 @@ def _pack(datatype: str, contents: pb.InferTensorContents) -> Bytes:
 
 
 # Writing
+
+
+_LARGEST = (1 << 63) - 1
+
+
+def _signed(parameters: Parameters) -> Parameters:
+    """A call's parameters without integers beyond int64, which Triton refuses over gRPC (but for `priority`).
+
+    They become what they are to it over HTTP: a sequence's bits, for ever, or a double.
+    """
+    large = {k: v for k, v in parameters.items() if isinstance(v, int) and _LARGEST < v < 1 << 64 and k != "priority"}
+    if not large:
+        return parameters
+    signed: dict[str, int | float] = {name: float(value) for name, value in large.items()}
+    if "sequence_id" in large:
+        signed["sequence_id"] = large["sequence_id"] - (1 << 64)
+    if "timeout" in large:
+        signed["timeout"] = _LARGEST
+    return {**parameters, **signed}
 
 
 def _put(entries: Mapping[str, pb.InferParameter], parameters: Parameters, fault: type[Failure]) -> None:

@@ -154,19 +154,20 @@ def write_reply(answer: Answer, asked: Infer, model: str) -> tuple[int | None, l
         if answer.model == model and answer.id == asked.id:
             return wire.header_length, [wire.data]
         return _renamed(wire, model, asked.id)
-    document: dict[str, Any] = {"model_name": model, "model_version": answer.version}
-    if asked.id:
-        document["id"] = asked.id
+    document: dict[str, Any] = {"id": asked.id} if asked.id else {}
+    document |= {"model_name": model, "model_version": answer.version}
     if answer.parameters:
         document["parameters"] = answer.parameters
     outputs, tail = [], []
-    binary_by_default = asked.parameters.get("binary_data_output") is True
-    flags = {o.name: o.parameters.get("binary_data", binary_by_default) is True for o in asked.outputs}
+    # Triton asks `binary_data_output` about outputs that are not listed only.
+    binary_by_default = not asked.outputs and asked.parameters.get("binary_data_output") is True
+    flags = {o.name: o.parameters.get("binary_data") is True for o in asked.outputs}
     for tensor in answer.outputs.decoded:
         output: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
         if flags.get(tensor.name, binary_by_default):
             output["parameters"] = {**(tensor.parameters or {}), "binary_data_size": len(tensor.data)}
-            tail.append(tensor.data)
+            if len(tensor.data):  # where all are empty there is no binary part, and no header length
+                tail.append(tensor.data)
         else:
             if tensor.parameters:
                 output["parameters"] = tensor.parameters

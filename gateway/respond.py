@@ -48,11 +48,11 @@ _STATUS: dict[type[Failure], tuple[int, int]] = {
 _INTERNAL = (500, 13)
 _GRPC_OF_HTTP = {400: 3, 401: 16, 403: 7, 404: 5, 409: 10, 413: 8, 429: 8, 501: 12, 503: 14, 504: 4}
 _HTTP_OF_GRPC = {
-    1: 499,
+    1: 400,  # as Triton has it
     3: 400,
     4: 504,
     5: 404,
-    6: 409,
+    6: 400,  # as Triton has it
     7: 403,
     8: 429,
     9: 400,

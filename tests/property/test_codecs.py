@@ -122,9 +122,11 @@ def test_a_reply_is_read_back_whatever_form_was_asked_for(outputs: list[Any], da
     answer = Answer(Tensors.of(tuple(outputs)), "backend", "3")
     flags = {tensor.name: data.draw(st.none() | st.booleans()) for tensor in outputs}
     default = data.draw(st.none() | st.booleans())
+    wanted = tuple(Wanted(name, {} if flag is None else {"binary_data": flag}) for name, flag in flags.items())
+    listed = data.draw(st.booleans())
     asked = Infer(
         Tensors.of(()),
-        tuple(Wanted(name, {} if flag is None else {"binary_data": flag}) for name, flag in flags.items()),
+        wanted if listed else (),
         {} if default is None else {"binary_data_output": default},
         data.draw(names),
     )
@@ -134,8 +136,7 @@ def test_a_reply_is_read_back_whatever_form_was_asked_for(outputs: list[Any], da
     assert plains(read) == plains(answer)
     assert (read.model, read.version, read.id) == ("public", "3", asked.id)
     for output in json.loads(body[:length])["outputs"]:
-        flag = flags[output["name"]]
-        assert ("data" not in output) == (default is True if flag is None else flag)
+        assert ("data" not in output) == ((flags[output["name"]] if listed else default) is True)
 
 
 # What is looked for in the text

@@ -1,6 +1,7 @@
 """Real Triton servers as session fixtures: a small one that needs no weights, and the demo's with all its models.
 
-`triton_with` starts one with models of the tests' own: a folder each in `triton_models`, `config.pbtxt` and `model.py`.
+`triton_with` starts one with models of the tests' own: a folder each in `triton_models`, with `config.pbtxt`, label
+files and `model.py`; without that it is another `identity`.
 
 A test module or a conftest takes them by name: `from tests.support.triton import triton, triton_demo`. What is missing
 is installed or prepared once under `build/`; a server that does not start fails the run.
@@ -35,8 +36,10 @@ def triton_with(folder: Path, *models: str, http: int = 0, more: Sequence[str] =
             continue
         version = repository / model / "1"
         version.mkdir(parents=True, exist_ok=True)
-        shutil.copy(MODELS / model / "config.pbtxt", repository / model)
-        shutil.copy(MODELS / model / "model.py", version)
+        for file in MODELS.joinpath(model).glob("*.*"):
+            shutil.copy(file, version if file.name == "model.py" else repository / model)
+        if not (version / "model.py").exists():
+            shutil.copy(MODELS / "identity/model.py", version)
     with Triton(
         ensure_venv(VENV), repository, log=folder / "triton.log", models=list(models), http=http, more=more
     ) as server:

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+from math import prod
 from typing import Any
 
 import pytest
+from google.protobuf import json_format
 
 from backends.endpoint import Client, Endpoint
-from backends.errors import ConnectionLost, Failure, Rejected, Unreachable
-from backends.request import Answer, HttpCall, Relay, Reply, Request, Tensors
+from backends.errors import BadRequest, ConnectionLost, Failure, Rejected, Unreachable
+from backends.proto.management_pb2 import ModelConfigResponse
+from backends.proto.model_config_pb2 import ModelConfig
+from backends.request import Answer, HttpCall, Infer, Relay, Reply, Request, Tensors, Wanted
+from backends.tensor import Tensor
 from tests.support.loop import run
 from tests.support.strategies import call
 
@@ -89,6 +94,51 @@ def test_the_protocol_of_the_tensors_decides() -> None:
         grpc.failure = Unreachable("refused")
         with pytest.raises(Unreachable):
             await replica(INFER)
+        assert replica.ready is False
+
+    run(main())
+
+
+def classes(shape: tuple[int, ...], asked: Any = 1) -> Request:
+    inputs = Tensors.of((Tensor("X", "FP32", shape, bytes(4 * prod(shape))),))
+    return Request(model="m", content=Infer(inputs, (Wanted("Y", {"classification": asked}),)))
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_classes_are_asked_of_what_has_some_only(protocol: str) -> None:
+    """Of text, and of nothing, they end the server."""
+
+    class Configured(Server):
+        def __init__(self, datatype: str) -> None:
+            super().__init__()
+            self.config = ModelConfig(name="m", output=[{"name": "Y", "data_type": datatype}])
+
+        async def __call__(self, request: Request, /) -> Reply:
+            if isinstance(request.content, Infer):
+                return await super().__call__(request)
+            if protocol == "grpc":
+                return Reply(Relay(200, (), ModelConfigResponse(config=self.config).SerializeToString()))
+            return Reply(Relay(200, (), json_format.MessageToJson(self.config).encode()))
+
+    def replica(datatype: str) -> Endpoint:
+        server = Configured(datatype)
+        return endpoint(None, server) if protocol == "grpc" else endpoint(server)
+
+    async def main() -> None:
+        assert isinstance((await replica("TYPE_FP32")(classes((1, 2)))).body, Answer)
+        assert isinstance((await replica("TYPE_STRING")(classes((1, 2), 0))).body, Answer)
+        with pytest.raises(BadRequest, match="unsupported type 'BYTES'"):
+            await replica("TYPE_STRING")(classes((1, 2)))
+        with pytest.raises(BadRequest, match="expected inputs with elements"):
+            await replica("TYPE_FP32")(classes((2, 0)))
+
+    run(main())
+
+
+def test_a_call_crosses_to_the_protocol_that_there_is() -> None:
+    async def main() -> None:
+        with pytest.raises(Unreachable):
+            await (replica := endpoint(None, Server(Unreachable("refused"))))(RELAYED)
         assert replica.ready is False
 
     run(main())

@@ -82,7 +82,9 @@ def test_request_round_trip(inputs: list[Tensor], given_parameters: Any, request
     asked = infer(*inputs, parameters=given_parameters, id=request_id, outputs=tuple(Wanted(o) for o in outputs))
     data = codec.write_request("m", "3", asked)
     model, version, read = codec.read_request(data)
-    assert (model, version, read.id, read.parameters) == ("m", "3", request_id, given_parameters)
+    assert (model, version, read.id) == ("m", "3", request_id)
+    doubles = {k: float(v) for k, v in given_parameters.items() if not isinstance(v, str) and v >= 1 << 63}
+    assert read.parameters == given_parameters | doubles
     assert [o.name for o in read.outputs] == outputs
     assert [plain(t) for t in read.inputs.decoded] == [plain(t) for t in inputs]
     parsed = pb.ModelInferRequest.FromString(data)
@@ -181,12 +183,32 @@ def test_parameters_of_all_kinds() -> None:
     x = Tensor("x", "INT32", (1,), bytes(4), dict(kinds))
     data = codec.write_request("m", "", infer(x, parameters=kinds, outputs=(Wanted("y", kinds),)))
     parsed = pb.ModelInferRequest.FromString(data)
-    assert parsed.parameters["most"].WhichOneof("parameter_choice") == "int64_param"
-    assert parsed.parameters["beyond"].WhichOneof("parameter_choice") == "uint64_param"
+    assert parsed.inputs[0].parameters["most"].WhichOneof("parameter_choice") == "int64_param"
+    assert parsed.inputs[0].parameters["beyond"].WhichOneof("parameter_choice") == "uint64_param"
     read = codec.read_request(data)[2]
-    for found in (read.parameters, read.inputs.decoded[0].parameters, read.outputs[0].parameters):
+    reply = codec.read_reply(codec.write_reply(Answer(Tensors.of((x,)), parameters=kinds), "m", ""))
+    for found in (
+        read.inputs.decoded[0].parameters, read.outputs[0].parameters, reply.parameters,
+        reply.outputs.decoded[0].parameters,
+    ):  # fmt: skip
         assert found == kinds
         assert [type(found[name]) for name in kinds] == [type(value) for value in kinds.values()]
+    # A call's own are what Triton takes: no uint64.
+    expected = kinds | {"beyond": float(1 << 63), "limit": float((1 << 64) - 1)}
+    assert read.parameters == expected
+    assert [type(read.parameters[name]) for name in kinds] == [type(value) for value in expected.values()]
+
+
+def test_unsigned_parameters_are_what_they_are_to_triton() -> None:
+    x = Tensor("x", "INT32", (1,), bytes(4))
+    largest = (1 << 64) - 1
+    given = {"sequence_id": largest, "timeout": largest, "priority": largest}
+    data = codec.write_request("m", "", infer(x, parameters=given))
+    parsed = pb.ModelInferRequest.FromString(data).parameters
+    assert parsed["sequence_id"].int64_param == -1
+    assert parsed["timeout"].int64_param == (1 << 63) - 1
+    assert parsed["priority"].uint64_param == largest
+    assert codec.read_request(data)[2].parameters == given | {"timeout": (1 << 63) - 1}
 
 
 def test_http_encoding_is_not_passed_on() -> None:
