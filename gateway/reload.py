@@ -7,7 +7,8 @@ holds the snapshot that it began with, to the end; what an old snapshot used is 
 one that a request still holds has it.
 A cache in Redis is asked nothing beforehand: without it the gateway serves as well, only slower.
 
-Deliberately not here: listeners, which a process opens once. A policy that moves one is refused.
+Deliberately not here: listeners, which a process opens once. A policy that moves one is refused; the certificates that
+they show may change, and no rollback brings an old one back.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from backends.endpoint import Endpoint
@@ -69,7 +70,7 @@ class Reload:
         async with self._lock:
             before = self.current.policy
             changed = await self._apply(policy, force=force)
-            if changed:
+            if changed and replace(before, listen=policy.listen) != policy:
                 self.history.append(before)
             return changed
 
@@ -78,7 +79,7 @@ class Reload:
         async with self._lock:
             if not self.history:
                 raise PolicyError([Problem("rollback", 0, "", "there is no earlier policy in this process")])
-            before = self.history[-1]
+            before = replace(self.history[-1], listen=self.current.policy.listen)
             await self._apply(before, force=True)
             self.history.pop()
             return before
@@ -112,7 +113,7 @@ class Reload:
 
     async def _built(self, policy: Policy, *, force: bool) -> Snapshot:
         now = self.current
-        if policy.listen != now.policy.listen:
+        if policy.listen.opened != now.policy.listen.opened:
             wrong = "the listeners of a running gateway cannot change"
             raise PolicyError([Problem("policy", 0, "listen", wrong, "restart it, or leave `listen` as it was")])
         made = self._make(policy, now.things.fork())
