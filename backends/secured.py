@@ -11,8 +11,8 @@ reset. So `Secured` is a protocol to the transport and a transport to the protoc
 - `eof_received` is the peer's close_notify. A connection that ends without one is lost, not ended, for anybody could
   have cut it: the protocol hears of `connection_lost` alone.
 
-`connection_made` comes after the handshake. How that went is told to `shaken`, once; nobody else hears of one that
-failed. Neither it nor closing is bounded in time here: owners have clocks.
+`connection_made` comes after the handshake. That it began is told to `shaking`, and how it went to `shaken`, once;
+nobody else hears of one that failed. It is not bounded in time here: owners have clocks.
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ class Secured(asyncio.Transport, asyncio.Protocol):
         *,
         server_name: str | None,
         shaken: Callable[[Secured, Exception | None], None],
+        shaking: Callable[[Secured], None] = lambda begun: None,
     ) -> None:
         self.inner = inner
         self._came, self._goes = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._came, self._goes, server_name is None, server_name)
+        self._shaking = shaking
         self._shaken: Callable[[Secured, Exception | None], None] | None = shaken
         self._ended = False  # we have said that no more comes from us
         self._broken: ssl.SSLError | None = None
@@ -51,6 +53,7 @@ class Secured(asyncio.Transport, asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._below = cast(asyncio.Transport, transport)
+        self._shaking(self)
         self._shake()
 
     def data_received(self, data: bytes) -> None:

@@ -75,7 +75,7 @@ def client_context(spec: BackendTls, application: str) -> ssl.SSLContext:
 def explained(error: Exception) -> str:
     """Why there is no connection, or no more, in a few words; the system's own name the address once more."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"certificate verify failed: {error.verify_message}"
+        return f"certificate verify failed: {error.verify_message.rstrip('.')}"
     if isinstance(error, ssl.SSLError) and error.reason:
         return f"TLS failed: {error.reason.replace('_', ' ').lower()}"
     if isinstance(error, OSError) and error.errno and not isinstance(error, socket.gaierror):

@@ -87,7 +87,7 @@ class GrpcEdge:
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.keepalive_time_ms", 60_000),
             ("grpc.keepalive_timeout_ms", 20_000),
-            ("grpc.server_handshake_timeout_ms", HEAD_SECONDS * 1000),
+            ("grpc.server_handshake_timeout_ms", int(HEAD_SECONDS * 1000)),
         )
         self._handlers = {
             f"/{_INFERENCE}/ModelInfer": grpc.unary_unary_rpc_method_handler(self._infer),

@@ -87,7 +87,7 @@ class Http1Server:
         if isinstance(self._address, Address):
             self.port = listener.getsockname()[1]
         self._sweep()
-        arrive = partial(Connection, self) if self._tls is None else self._shake
+        arrive = partial(Connection, self) if self._tls is None else self._secured
         self._server = await self.loop.create_server(arrive, sock=listener, backlog=2048)
 
     def renew(self, tls: ListenTls) -> None:
@@ -113,11 +113,12 @@ class Http1Server:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _shake(self) -> Secured:
+    def _secured(self) -> Secured:
         assert self._tls is not None
-        made = Secured(Connection(self), self._tls, server_name=None, shaken=self._shaken)
-        self.shaking[made] = self.now()
-        return made
+        return Secured(Connection(self), self._tls, server_name=None, shaken=self._shaken, shaking=self._shaking)
+
+    def _shaking(self, transport: Secured) -> None:
+        self.shaking[transport] = self.now()
 
     def _shaken(self, transport: Secured, error: Exception | None) -> None:
         del self.shaking[transport]

@@ -8,6 +8,7 @@ in `survey`. What a server does not tell (a configuration, over gRPC everything)
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from urllib.parse import quote
 
 import httpx
 
-from backends.tls import client_context
+from backends.tls import client_context, explained
 from gateway.tools.init import one_line, shown, tensor_text
 from gateway.tools.survey import About, Config, Metadata, Tensor, Unusable, cause, decoded, speaks_http2
 from policies import Policy
@@ -135,6 +136,8 @@ async def _replica(
             return replace(told, reason=one_line(str(error)))
         except httpx.HTTPError as error:
             return replace(told, reason=f"nothing answers: {one_line(cause(error))}")
+        except ssl.SSLError as error:  # told after the handshake, which httpx takes for nobody's
+            return replace(told, reason=f"nothing answers: {explained(error)}")
         except TimeoutError:
             return replace(told, reason=f"no answer within {_SECONDS:g} s")
 

@@ -6,6 +6,7 @@ What comes back is untrusted: it is decoded into the few fields that are needed,
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from backends.tls import client_context
+from backends.tls import client_context, explained
 from policies.schema import A_NAME, NAME
 from policies.spec import BackendTls
 
@@ -213,4 +214,9 @@ def decoded(response: httpx.Response, kind: type[S]) -> S:
 
 def cause(error: httpx.HTTPError) -> str:
     """Why nothing came, in one line."""
+    inner: BaseException | None = error
+    while inner is not None and not isinstance(inner, ssl.SSLError):
+        inner = inner.__cause__ or inner.__context__
+    if inner is not None:
+        return explained(inner)
     return " ".join(str(error).split()) or type(error).__name__

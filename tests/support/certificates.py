@@ -9,6 +9,8 @@ from pathlib import Path
 
 import trustme
 
+from policies.spec import Pem, Secret
+
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 
@@ -19,12 +21,20 @@ class Pair:
     certificate: Path
     key: Path
 
+    def pems(self) -> tuple[Pem, Pem]:
+        return pem(self.certificate), pem(self.key)
+
     def become(self, other: Pair) -> None:
         """What is in these files becomes what is in the others': each in one step, as tools replace a file."""
         for ours, theirs in ((self.certificate, other.certificate), (self.key, other.key)):
             fresh = ours.with_suffix(".new")
             fresh.write_bytes(theirs.read_bytes())
             fresh.replace(ours)
+
+
+def pem(path: Path) -> Pem:
+    """A file as a policy has read it."""
+    return Pem(str(path), Secret(path.read_text()))
 
 
 class Authority:
