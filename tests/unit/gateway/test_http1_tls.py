@@ -346,3 +346,26 @@ def test_a_connection_leaves_no_cycles(serving: Any, place: Place) -> None:
 
     left = serving(echo, client, tls=place.plain)
     assert not [each for each in left if type(each).__name__ in ("Secured", "Connection", "Exchange")]
+
+
+def test_what_is_in_flight_is_answered_before_the_servers_end(serving: Any, place: Place) -> None:
+    started, go = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/x":
+            started.set()
+            await go.wait()
+        await answer(send, b"in time")
+
+    async def client(rig: Rig) -> None:
+        await open_tls(rig, place.trusting)
+        asking = asyncio.create_task(ask(rig, place.trusting, GET))
+        await started.wait()
+        closing = asyncio.create_task(rig.server.close())
+        await until(lambda: len(rig.server.connections) == 1)  # the idle one is closed at once
+        go.set()
+        assert bodies(await asking) == [b"in time"]
+        await asyncio.wait_for(closing, 5)
+        assert rig.reported == []
+
+    serving(app, client, tls=place.plain, drain_seconds=10)
