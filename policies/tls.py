@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from policies.address import host_name
 from policies.files import Files
@@ -84,7 +85,8 @@ def _pem(what: str) -> Scalar[Pem]:
         name = named(node, at)
         assert isinstance(node, Leaf)
         try:
-            return Pem(name, Secret((at.files or Files()).text(name)))
+            # As it is written, by which a posted policy's names are judged; kept is where that is, from everywhere.
+            return Pem(name, Secret((at.files or Files()).text(Path(at.file).parent / node.text)))
         except PolicyError as error:
             problem = error.problems[0]
             # The name as it is written: what a variable stands for is not for messages.

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.admin import plain
+from gateway.guard import Below
 from policies import PolicyError, load, parse
 from policies.explain import Setting, explain
 from policies.files import Files
@@ -129,3 +130,16 @@ def test_nothing_that_the_files_say_is_shown(folder: Path) -> None:
         return {setting.key: setting.value} | {k: v for part in setting.parts for k, v in settings(part).items()}
 
     assert settings(told)["client_ca"] == str(folder / "ca.pem")
+
+
+def test_a_posted_policy_names_files_below_the_folder_that_is_served(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    for served in (folder, Path()):  # as the command was given it
+        assert parse(LISTEN % "", str(served / "policy"), {}, Below(served)).listen.tls is not None
+        for name in (f"{folder.parent}/server.key", "../server.key"):
+            with pytest.raises(PolicyError, match=r"3: listen\.tls\.key: '.*' is not below the folder of the policy"):
+                parse(LISTEN.replace("server.key", name) % "", str(served / "policy"), {}, Below(served))
+    with pytest.raises(PolicyError, match="the gateway serves no policy file"):
+        parse(LISTEN % "", "policy", {}, Below(None))
