@@ -59,8 +59,7 @@ class HttpClient:
 
     `now` is the clock of all deadlines. `idle_expiry` must be shorter than the peer's keep-alive. `max_response_bytes`
     limits the body of `request`, not of `stream`, whose memory is bounded by back-pressure. Without `resolve` the event
-    loop looks a name up at each connect. With `tls`, whose handshake is a part of connecting, the peer must show a
-    certificate for the host.
+    loop looks a name up at each connect. With `tls` the peer must prove to be the host, in the time to connect.
     """
 
     def __init__(
