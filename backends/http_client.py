@@ -35,8 +35,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import socket
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from math import inf
@@ -48,6 +46,7 @@ from backends.http_connection import Connection
 from backends.http_message import HttpResponse, RequestWriter
 from backends.http_stream import HttpStream
 from backends.tensor import Bytes
+from backends.tls import ClientTls, explained
 
 __all__ = ["HttpClient", "HttpResponse", "HttpStream"]
 
@@ -60,7 +59,7 @@ class HttpClient:
 
     `now` is the clock of all deadlines. `idle_expiry` must be shorter than the peer's keep-alive. `max_response_bytes`
     limits the body of `request`, not of `stream`, whose memory is bounded by back-pressure. Without `resolve` the event
-    loop looks a name up at each connect.
+    loop looks a name up at each connect. With `tls` the peer must prove to be the host, in the time to connect.
     """
 
     def __init__(
@@ -75,6 +74,7 @@ class HttpClient:
         max_response_bytes: int = 256 << 20,
         max_header_bytes: int = 64 << 10,
         resolve: Resolve | None = None,
+        tls: ClientTls | None = None,
     ) -> None:
         self.origin = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.max_response_bytes = max_response_bytes
@@ -99,6 +99,7 @@ class HttpClient:
         self._writer = RequestWriter(self.origin)
         self._addresses = Addresses.of(host, resolve, now, self._moved)
         self._turn = 0
+        self._tls = tls
 
     @property
     def in_flight(self) -> int:
@@ -246,7 +247,7 @@ class HttpClient:
             connection.drop()
 
     async def _open(self, deadline: float) -> Connection:
-        """A new connection, in a slot that was counted in `_opening`. TLS would be an argument more here."""
+        """A new connection, in a slot that was counted in `_opening`."""
         limit = self._now() + self._connect_timeout
         until = min(limit, deadline)
         try:
@@ -257,7 +258,7 @@ class HttpClient:
                 raise Expired("backend") from None
             raise self._unreachable(f"no answer within {self._connect_timeout:g} s") from error
         except (OSError, UnicodeError, OverflowError) as error:
-            raise self._unreachable(_reason(error)) from error
+            raise self._unreachable(explained(error)) from error
         else:
             if not connection.lost:
                 self._sockets += 1
@@ -275,11 +276,9 @@ class HttpClient:
 
     async def _connect(self, until: float) -> Connection:
         """A connection to the next of the host's addresses, or to the first one after it that takes it."""
-        loop, addresses = self._loop, self._addresses
-        assert loop is not None
+        addresses = self._addresses
         if addresses is None:
-            _, connection = await loop.create_connection(lambda: Connection(self, loop), self._host, self._port)
-            return connection
+            return await self._dial(self._host)
         known = await addresses.get()
         turn = self._turn = self._turn + 1  # others connect meanwhile
         for left in range(len(known), 0, -1):
@@ -287,7 +286,7 @@ class HttpClient:
             now = self._now()
             try:
                 async with self._until(now + (until - now) / left if left > 1 else inf):
-                    _, connection = await loop.create_connection(lambda: Connection(self, loop), address, self._port)
+                    connection = await self._dial(address)
             except OSError:
                 if left == 1:
                     raise
@@ -296,6 +295,16 @@ class HttpClient:
                 connection.retiring = address not in addresses.known
                 return connection
         raise AssertionError("a name that is known has an address")
+
+    async def _dial(self, host: str) -> Connection:
+        """A connection to this address of the host, after its handshake."""
+        assert self._loop is not None
+        connection = Connection(self, self._loop)
+        if self._tls is None:
+            await self._loop.create_connection(lambda: connection, host, self._port)
+        else:
+            await self._tls.connect(connection, host, self._port, self._host)
+        return connection
 
     def _moved(self) -> None:
         """The host has other addresses: connections to those that are gone end."""
@@ -388,10 +397,3 @@ class HttpClient:
                 self._idle_timer = self._loop.call_later(oldest.since - late + GRAIN, self._sweep)
                 return
             oldest.drop()
-
-
-def _reason(error: Exception) -> str:
-    """The operating system's words for a failed connect; asyncio's own name the address once more."""
-    if isinstance(error, OSError) and error.errno and not isinstance(error, socket.gaierror):
-        return os.strerror(error.errno).lower()
-    return (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)

@@ -8,7 +8,8 @@ the connection where it has neither, or the end of the head for HEAD, 204 and 30
 Whatever goes wrong ends as one `Failure` on the future or in the stream's iterator, also where it was raised inside a
 parser's callback. A connection is reused only after a complete response that left nothing unsent and nothing unread.
 
-A `Pool` owns connections; `drop` is the one way out of it. TLS would be the transport's business and change nothing.
+A `Pool` owns connections; `drop` is the one way out of it. TLS is the transport's business (`backends.secured`), but
+for a peer that will not have us: it says so when we may have sent a request already, of which it has read nothing.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from typing import Protocol, cast
 
 from httptools import HttpParserCallbackError, HttpResponseParser
 
-from backends.errors import BadReply, ConnectionLost
+from backends.errors import BadReply, ConnectionLost, Unreachable
 from backends.http_message import HOP_BY_HOP, HttpResponse
 from backends.http_stream import Inflow, Waiter
 from backends.tensor import Bytes
+from backends.tls import explained, refused
 
 # Bytes that a slow reader of a stream may leave unread before we stop reading: an event loop reads up to 256 KiB at
 # once in any case, and less than a socket's buffer would only cost wake-ups.
@@ -196,8 +198,10 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._waiter is None:
             self.drop()
+        elif refused(exc) and not self.reused and not self._fed:
+            self.fail(Unreachable(f"cannot connect to {self._pool.origin}: {explained(exc)}"))
         else:
-            self.fail(self._cut(f"lost ({exc})" if exc else "closed"))
+            self.fail(self._cut(f"lost ({explained(exc)})" if exc else "closed"))
         self.lost = True
         del self._parser, self._feed, self._poll  # a parser and its protocol hold each other
         self._pool.closed(self)

@@ -47,6 +47,7 @@ from backends.kserve_grpc import metadata, read_reply, write_request
 from backends.proto import kserve_pb2 as pb
 from backends.proto import wire
 from backends.request import HttpCall, Relay, Reply, Request, RpcCall
+from backends.tls import ClientTls, explained_by_grpc
 
 _SERVICE = "/inference.GRPCInferenceService"
 
@@ -73,6 +74,7 @@ class TritonGrpc:
     `address` is `host:port`. The channel is made by the first call, in its event loop: gRPC must not exist before a
     fork. `connect_timeout` is in seconds; `max_message_bytes` bounds what is received. Safe for any number of calls at
     once. A caller's cancellation cancels its call, at the backend too. Without `resolve` gRPC looks names up itself.
+    With `tls` the server must show a certificate for the host of `address`.
     """
 
     def __init__(
@@ -83,8 +85,11 @@ class TritonGrpc:
         connect_timeout: float,
         max_message_bytes: int,
         resolve: Resolve | None = None,
+        tls: ClientTls | None = None,
     ) -> None:
         self._address = address
+        self._tls = tls
+        self._credentials: Any = None
         self._now = now
         self._connect_timeout = connect_timeout
         self._max_message_bytes = max_message_bytes
@@ -134,12 +139,21 @@ class TritonGrpc:
         await self._channels.close()
 
     def _connect(self, target: str, options: Options) -> Any:
-        return grpc.aio.insecure_channel(target, options=self._options() + options)
+        options = self._options() + options
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(target, options=options)
+        assert self._tls is not None
+        if name := self._tls.server_name:
+            options = [option for option in options if option[0] != "grpc.default_authority"]
+            options += [("grpc.ssl_target_name_override", name), ("grpc.default_authority", name)]
+        return grpc.aio.secure_channel(target, self._credentials, options=options)
 
     async def _opened(self, deadline: float) -> Line:
         """A channel where there is none."""
         try:
             async with asyncio.timeout(self._patience(deadline)):
+                if self._tls is not None and self._credentials is None:
+                    self._credentials = grpc.ssl_channel_credentials(*await self._tls.pems())
                 return await self._channels.open()
         except TimeoutError:
             self._left(deadline)
@@ -226,10 +240,16 @@ class TritonGrpc:
                 return Rejected(where)
             connected = line.channel.get_state() is grpc.ChannelConnectivity.READY
             if text.startswith(_NEVER_SENT) and not connected:
-                return Unreachable(where)
+                return Unreachable(f"backend {self._address}: {self._why(text)}")
             if _LOST.search(text):
                 return ConnectionLost(where)
         return BackendFailed(text or f"the backend answered {code.name} without a message", code.value[0], grpc=True)
+
+    def _why(self, text: str) -> str:
+        """Why there is no connection."""
+        if self._tls is None:
+            return text
+        return explained_by_grpc(text, self._tls.server_name or self._address.rpartition(":")[0].strip("[]"))
 
     def _options(self) -> Options:
         return [

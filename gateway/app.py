@@ -12,9 +12,9 @@ import logging
 import random
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from gateway.reload import Reload, Snapshot
 from gateway.server import Asgi, HttpServer
 from gateway.stack import Things, Tools, build
 from gateway.telemetry import Tracing
-from gateway.watch import Watch
+from gateway.watch import Source, Watch, in_background
 from gateway.workers import ALONE, Worker, scarce, share
 from policies import Policy, PolicyError
 from policies.spec import Address
@@ -50,19 +50,10 @@ DRAIN_SECONDS = 25
 _CLOSE_SECONDS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where the policy comes from: how it is read (flags included), whether its files say something else now, where."""
-
-    load: Callable[[], Policy]
-    changed: Callable[[], bool]
-    folder: Path
-
-
 class Gateway:
     """One process's gateway. `tentative_grpc` says that gRPC addresses were guessed and are used once they answer.
 
-    `overruled` gives a policy that comes later as the flags of the command have it.
+    `overruled` gives a policy that is posted as the flags of the command have it.
 
     Of several workers each puts its share of a policy in force; what is shown and compared is the whole.
     """
@@ -77,7 +68,8 @@ class Gateway:
     ) -> None:
         self._now = time.monotonic
         # Listeners are the process's, whatever a policy that comes later says of them.
-        self.overruled = overruled or (lambda later: replace(later, listen=policy.listen))
+        as_told = overruled or (lambda later: later)
+        self.overruled: Callable[[Policy], Policy] = lambda later: replace(as_told(later), listen=self.policy.listen)
         self.folder: Path | None = None  # of the policy file, where there is one
         self.reading = asyncio.Lock()
         self._worker = worker
@@ -100,6 +92,7 @@ class Gateway:
         self._servers: list[HttpServer | Http1Server] = []
         self._open = False
         self._grpc: GrpcEdge | None = None
+        self._shown = policy.listen.tls
         self.addresses: dict[str, Address] = {}
 
     @property
@@ -163,7 +156,13 @@ class Gateway:
             server: HttpServer | Http1Server
             if name == "http":
                 server = Http1Server(
-                    application, address, _CLOSE_SECONDS, now=self._now, report=self.report, shared=shared
+                    application,
+                    address,
+                    _CLOSE_SECONDS,
+                    now=self._now,
+                    report=self.report,
+                    shared=shared,
+                    tls=listen.tls,
                 )
             else:
                 server = HttpServer(application, address, _CLOSE_SECONDS, shared=shared)
@@ -182,6 +181,7 @@ class Gateway:
                 refused=partial(self._refused, "grpc"),
                 report=self.report,
                 shared=shared,
+                tls=listen.tls,
             )
             port = await _started("grpc", self._grpc.start([str(listen.grpc)]))
             self.addresses["grpc"] = replace(listen.grpc, port=port)
@@ -260,6 +260,17 @@ class Gateway:
         self.metrics.reloaded("applied")
         self._things.start()
         self._observed()
+        self._renew()
+
+    def _renew(self) -> None:
+        """Has the listeners show the certificate of the policy in force."""
+        tls = self.policy.listen.tls
+        if tls is not None and tls != self._shown:
+            self._shown = tls
+            for server in (*self._servers, self._grpc):
+                if isinstance(server, Http1Server | GrpcEdge):
+                    server.renew(tls)
+            _log.info("certificate renewed", extra={"fields": {"certificate": tls.certificate.path}})
 
     def _observed(self) -> None:
         """What is observed, as the policy in force has it."""
@@ -349,7 +360,7 @@ async def _serve(make: Callable[[], Gateway], source: Source | None, worker: Wor
         if source is not None:
             watch = Watch(source.changed, partial(_reload, gateway, source), gateway.report)
             watch.start()
-            loop.add_signal_handler(signal.SIGHUP, _in_background(partial(_reload, gateway, source), gateway.report))
+            loop.add_signal_handler(signal.SIGHUP, in_background(partial(_reload, gateway, source), gateway.report))
         collect_seldom()
         await stop.wait()
         _log.info("draining", extra={"fields": {"in_flight": gateway._things.in_flight.count}})
@@ -357,25 +368,6 @@ async def _serve(make: Callable[[], Gateway], source: Source | None, worker: Wor
         if watch is not None:
             await watch.close()
         await gateway.close()
-
-
-def _in_background(
-    work: Callable[[], Coroutine[Any, Any, None]], report: Callable[[BaseException], None]
-) -> Callable[[], None]:
-    """A callback that starts `work`, and holds on to it until it has ended; `report` hears of what it raises."""
-    running: set[asyncio.Task[None]] = set()
-
-    def ended(task: asyncio.Task[None]) -> None:
-        running.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            report(error)
-
-    def start() -> None:
-        task = asyncio.get_running_loop().create_task(work())
-        running.add(task)
-        task.add_done_callback(ended)
-
-    return start
 
 
 async def _reload(gateway: Gateway, source: Source) -> None:

@@ -106,14 +106,15 @@ def serve(
     def overruled(policy: Policy) -> Policy:
         """A policy as the flags of this command have it."""
         logs = policy.telemetry.access_log if access_log is None else access_log
-        return replace(policy, listen=listen, telemetry=replace(policy.telemetry, access_log=logs))
+        listening = replace(listen, tls=policy.listen.tls)
+        return replace(policy, listen=listening, telemetry=replace(policy.telemetry, access_log=logs))
 
     def again() -> Policy:
         """What the file says now."""
         assert policy_file is not None
         files.seen.clear()
         fresh = load(policy_file, os.environ, files)
-        if fresh.listen != declared:
+        if fresh.listen.opened != declared.opened:
             wrong = "the listeners of a running gateway cannot change"
             raise PolicyError([Problem(str(policy_file), 0, "listen", wrong, "restart it, or leave them as they were")])
         return overruled(fresh)
@@ -138,7 +139,8 @@ def serve(
                 with suppress(PolicyError):
                     now_said = again()
         # Servers are imported by the process that serves: `check` answers at once, and nothing of them is forked.
-        from gateway.app import Source, run
+        from gateway.app import run
+        from gateway.watch import Source
 
         source = Source(again, files.changed, policy_file.parent) if policy_file else None
         run(overruled(now_said), source, overruled=overruled, tentative_grpc=tentative, worker=worker)
@@ -298,7 +300,8 @@ def _listening(policy: Policy, flags: dict[str, str | None]) -> Policy:
         if text is not None:
             try:
                 host = "127.0.0.1" if name == "admin" else "0.0.0.0"  # noqa: S104 - as the policy's defaults
-                listen = replace(listen, **{name: listener(text, host)})
+                told: dict[str, Any] = {name: listener(text, host)}
+                listen = replace(listen, **told)
             except Wrong as error:
                 _die(f"--{name}: {error.wrong or f'got {text[:60]!r}'}; expected host:port, a port, or off")
     taken: dict[str, str] = {}

@@ -15,6 +15,7 @@ from backends.addresses import Resolve
 from backends.endpoint import Endpoint
 from backends.http_client import HttpClient
 from backends.local.client import LocalClient
+from backends.tls import ClientTls
 from backends.triton_grpc import TritonGrpc
 from backends.triton_http import TritonHttp
 from policies.spec import Backend, Local
@@ -41,7 +42,8 @@ class Connect:
     def __call__(self, backend: Backend) -> tuple[Endpoint, ...]:
         if backend.local is not None:
             return (self._local(backend, backend.local),)
-        return tuple(self._endpoint(backend, spec) for spec in backend.endpoints)
+        tls = ClientTls(backend.tls)
+        return tuple(self._endpoint(backend, spec, tls) for spec in backend.endpoints)
 
     def _local(self, backend: Backend, local: Local) -> Endpoint:
         client = LocalClient(local, now=self.now)
@@ -54,7 +56,7 @@ class Connect:
             now=self.now,
         )
 
-    def _endpoint(self, backend: Backend, spec: EndpointSpec) -> Endpoint:
+    def _endpoint(self, backend: Backend, spec: EndpointSpec, tls: ClientTls) -> Endpoint:
         http = grpc = None
         if spec.http is not None:
             url = urlsplit(spec.http)
@@ -65,15 +67,17 @@ class Connect:
                 connect_timeout=backend.connect_timeout,
                 max_response_bytes=MAX_REPLY_BYTES,
                 resolve=self.resolve,
+                tls=tls if url.scheme == "https" else None,
             )
             http = TritonHttp(client)
         if spec.grpc is not None:
             grpc = TritonGrpc(
-                spec.grpc,
+                spec.grpc_target,
                 now=self.now,
                 connect_timeout=backend.connect_timeout,
                 max_message_bytes=MAX_REPLY_BYTES,
                 resolve=self.resolve,
+                tls=tls if spec.grpc_tls else None,
             )
         return Endpoint(
             str(spec),

@@ -169,7 +169,7 @@ class Connection(asyncio.Protocol):
             "asgi": _ASGI,
             "http_version": version,
             "method": method.decode("latin-1"),
-            "scheme": "http",
+            "scheme": self.server.scheme,
             "path": path.decode("latin-1"),
             "raw_path": path,
             "query_string": query,

@@ -26,6 +26,8 @@ from backends.kserve_grpc import metadata, named, names_model, read_request, wri
 from backends.proto import kserve_pb2 as pb
 from backends.request import Infer, Parameters, Relay, Reply, Request, RpcCall, Service
 from gateway.deadline import seconds
+from gateway.server import HEAD_SECONDS
+from policies.spec import ListenTls
 
 _INFERENCE = "inference.GRPCInferenceService"
 _STREAM = f"/{_INFERENCE}/ModelStreamInfer"
@@ -48,6 +50,7 @@ class GrpcEdge:
     `decision_headers` says what happened on the way to a reply. `refused` is told of failures that `service` never saw.
     `report` gets every exception that is not a `Failure`:
     its caller sees INTERNAL and nothing of it. `shared` ports are those of other processes of the same user as well.
+    With `tls` connections begin by a handshake; `renew` gives those that come later another certificate.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class GrpcEdge:
         refused: Callable[[Failure], None],
         report: Callable[[BaseException], None],
         shared: bool = False,
+        tls: ListenTls | None = None,
     ) -> None:
         self._service = service
         self._now = now
@@ -70,6 +74,8 @@ class GrpcEdge:
         self._decision_headers = decision_headers
         self._refused = refused
         self._report = report
+        self._tls = tls
+        self._renewed: Any = None  # what the next handshake is to bring into use
         self._server: Any = None
         self._stopping: asyncio.Event | None = None
         self._options = (
@@ -81,6 +87,7 @@ class GrpcEdge:
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.keepalive_time_ms", 60_000),
             ("grpc.keepalive_timeout_ms", 20_000),
+            ("grpc.server_handshake_timeout_ms", int(HEAD_SECONDS * 1000)),
         )
         self._handlers = {
             f"/{_INFERENCE}/ModelInfer": grpc.unary_unary_rpc_method_handler(self._infer),
@@ -101,7 +108,10 @@ class GrpcEdge:
         ports: list[int] = []
         for address in addresses:
             try:
-                port = server.add_insecure_port(address)
+                if self._tls is None:
+                    port = server.add_insecure_port(address)
+                else:
+                    port = server.add_secure_port(address, self._credentials(self._tls))
             except RuntimeError:
                 port = 0
             if not port:
@@ -111,6 +121,20 @@ class GrpcEdge:
         await server.start()
         self._server = server
         return ports[0]
+
+    def renew(self, tls: ListenTls) -> None:
+        """Connections that come from now on are shown this certificate, and checked by these authorities."""
+        self._renewed = _shown(tls)
+
+    def _credentials(self, tls: ListenTls) -> Any:
+        def renewed() -> Any:
+            """Asked at each handshake; None: what there is goes on."""
+            found, self._renewed = self._renewed, None
+            return found
+
+        return grpc.dynamic_ssl_server_credentials(
+            _shown(tls), renewed, require_client_authentication=tls.client_ca is not None
+        )
 
     async def stop(self, grace: float) -> None:
         """Takes no more calls, and cancels those that still run after `grace` seconds."""
@@ -291,6 +315,13 @@ async def _out(writing: Awaitable[None]) -> None:
         await writing
     except grpc.aio.BaseError as error:
         raise _CallerLeft from error
+
+
+def _shown(tls: ListenTls) -> Any:
+    """A certificate as gRPC takes it."""
+    pair = tls.key.text.value.encode(), tls.certificate.text.value.encode()
+    authorities = tls.client_ca.text.value.encode() if tls.client_ca else None
+    return grpc.ssl_server_certificate_configuration([pair], root_certificates=authorities)
 
 
 def _sent(context: Any) -> tuple[tuple[str, str | bytes], ...]:

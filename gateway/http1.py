@@ -11,20 +11,27 @@ Bounds: a head in bytes and seconds, a body by what its reader takes (beyond HIG
 read no further), a slow reader of a response by the transport's buffer, one that reads nothing in seconds, idling in
 seconds; one timer a server looks after all of them. Trailers are dropped; an upgrade is ignored, its body is not. A
 connection that ends while its client may still be sending lingers: what comes is read and dropped, within bounds, so
-that the answer is not lost to a reset.
+that the answer is not lost to a reset. A handshake of TLS has the time of a head; a connection whose handshake fails
+never was one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from email.utils import formatdate
+from functools import partial
 from pathlib import Path
 
+from backends.secured import Secured
+from backends.tls import explained
 from gateway.connection import Connection
 from gateway.server import HEAD_SECONDS, KEEP_ALIVE_SECONDS, Asgi, listen
-from policies.spec import Address
+from gateway.tls import server_context
+from policies.spec import Address, ListenTls
 
+_log = logging.getLogger("headrace.tls")
 # How long a client may take nothing of what was written for it, in seconds.
 STALL_SECONDS = 60.0
 # How often connections are looked after: what times out does so at most this much later, in seconds.
@@ -36,7 +43,8 @@ _CUT_SECONDS = 1.0
 class Http1Server:
     """One listener, of a port alone or `shared` with other processes, or of a Unix socket.
 
-    `report` hears of what the application raises; limits are in seconds.
+    `report` hears of what the application raises; limits are in seconds. With `tls` connections begin by a handshake;
+    `renew` gives those that come later another certificate.
     """
 
     def __init__(
@@ -46,6 +54,7 @@ class Http1Server:
         drain_seconds: float,
         *,
         shared: bool = False,
+        tls: ListenTls | None = None,
         now: Callable[[], float],
         report: Callable[[BaseException], None],
         head_seconds: float = HEAD_SECONDS,
@@ -59,9 +68,12 @@ class Http1Server:
         self.keep_alive_seconds = keep_alive_seconds
         self.stall_seconds = stall_seconds
         self.connections: set[Connection] = set()
+        self.scheme = "https" if tls else "http"
+        self.shaking: dict[Secured, float] = {}  # handshakes that are under way, and when they began
         self.closing = False
         self.date = b""
         self.port = 0
+        self._tls = server_context(tls) if tls else None
         self._address = address
         self._shared = shared
         self._drain_seconds = drain_seconds
@@ -75,13 +87,20 @@ class Http1Server:
         if isinstance(self._address, Address):
             self.port = listener.getsockname()[1]
         self._sweep()
-        self._server = await self.loop.create_server(lambda: Connection(self), sock=listener, backlog=2048)
+        arrive = partial(Connection, self) if self._tls is None else self._secured
+        self._server = await self.loop.create_server(arrive, sock=listener, backlog=2048)
+
+    def renew(self, tls: ListenTls) -> None:
+        """Connections that come from now on are shown this certificate, and checked by these authorities."""
+        self._tls = server_context(tls)
 
     async def close(self) -> None:
         """Refuses new connections, answers what is in flight until the drain time is over, then cuts what is left."""
         self.closing = True
         if self._server is not None:
             self._server.close()
+        for handshake in list(self.shaking):
+            handshake.abort()
         for connection in list(self.connections):
             connection.shut()
         until = self.now() + self._drain_seconds
@@ -94,9 +113,24 @@ class Http1Server:
         if self._timer is not None:
             self._timer.cancel()
 
+    def _secured(self) -> Secured:
+        assert self._tls is not None
+        return Secured(Connection(self), self._tls, server_name=None, shaken=self._shaken, shaking=self._shaking)
+
+    def _shaking(self, transport: Secured) -> None:
+        self.shaking[transport] = self.now()
+
+    def _shaken(self, transport: Secured, error: Exception | None) -> None:
+        del self.shaking[transport]
+        if error is not None:  # whatever knocks on a port: no more than a hint for who looks for it
+            _log.debug("handshake failed", extra={"fields": {"reason": explained(error)}})
+
     def _sweep(self) -> None:
         self.date = b"date: %b\r\n" % formatdate(usegmt=True).encode()
         now = self.now()
         for connection in list(self.connections):
             connection.sweep(now)
+        for handshake, since in list(self.shaking.items()):
+            if now - since > self.head_seconds:
+                handshake.abort()
         self._timer = self.loop.call_later(_SWEEP_SECONDS, self._sweep)

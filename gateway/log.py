@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -24,6 +25,8 @@ def configure(level: str, form: Format, always: Mapping[str, Any] | None = None)
     logging.getLogger("headrace").setLevel(level.upper())
     # An aborted stream is told by our own access line; uvicorn's word for it is a traceback.
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+    # gRPC's core has its own way to standard error, and a line for whoever fails a handshake.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 class _Fields(logging.Formatter):

@@ -1,13 +1,15 @@
 """The policy in force, and how another one takes its place.
 
 Theory of operation. A snapshot is a policy and everything that was built for it. Another policy is built beside it, out
-of new parts and of those whose spec is equal; endpoints that are new must say that they are ready. Only then is it put
-in force, by one assignment. On any problem the old one stays as it is and the reasons are kept, all of them. A request
-holds the snapshot that it began with, to the end; what an old snapshot used is closed once neither the one in force nor
-one that a request still holds has it.
+of new parts and of those whose spec is equal; endpoints that are new must say that they are ready, but for one that
+takes the place of another which is not: a replica that is down keeps no certificate from being renewed. Only then is
+it put in force, by one assignment. On any problem the old one stays as it is and the reasons are kept, all of them. A
+request holds the snapshot that it began with, to the end; what an old snapshot used is closed once neither the one in
+force nor one that a request still holds has it.
 A cache in Redis is asked nothing beforehand: without it the gateway serves as well, only slower.
 
-Deliberately not here: listeners, which a process opens once. A policy that moves one is refused.
+Deliberately not here: listeners, which a process opens once. A policy that moves one is refused; the certificates that
+they show may change, and no rollback brings an old one back.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from backends.endpoint import Endpoint
@@ -69,7 +71,7 @@ class Reload:
         async with self._lock:
             before = self.current.policy
             changed = await self._apply(policy, force=force)
-            if changed:
+            if changed and replace(before, listen=policy.listen) != policy:
                 self.history.append(before)
             return changed
 
@@ -78,7 +80,7 @@ class Reload:
         async with self._lock:
             if not self.history:
                 raise PolicyError([Problem("rollback", 0, "", "there is no earlier policy in this process")])
-            before = self.history[-1]
+            before = replace(self.history[-1], listen=self.current.policy.listen)
             await self._apply(before, force=True)
             self.history.pop()
             return before
@@ -112,7 +114,7 @@ class Reload:
 
     async def _built(self, policy: Policy, *, force: bool) -> Snapshot:
         now = self.current
-        if policy.listen != now.policy.listen:
+        if policy.listen.opened != now.policy.listen.opened:
             wrong = "the listeners of a running gateway cannot change"
             raise PolicyError([Problem("policy", 0, "listen", wrong, "restart it, or leave `listen` as it was")])
         made = self._make(policy, now.things.fork())
@@ -120,8 +122,9 @@ class Reload:
         if not force:
             try:
                 ready = await asyncio.gather(*(endpoint.probe(_patience(endpoint)) for _, endpoint in fresh))
-                pairs = zip(fresh, ready, strict=True)
-                if problems := [_unready(name, endpoint) for (name, endpoint), yes in pairs if not yes]:
+                down = {(name, e.name) for name, e in now.things.all_endpoints() if e.ready is False}
+                pairs = [(name, endpoint) for (name, endpoint), yes in zip(fresh, ready, strict=True) if not yes]
+                if problems := [_unready(name, e) for name, e in pairs if (name, e.name) not in down]:
                     raise PolicyError(problems)
             except BaseException:
                 await _close(made.things.held_beyond(now.things))

@@ -68,7 +68,7 @@ def came(protocol: str, request: Request) -> tuple[str, Attributes]:
             attributes["client.address"] = host.replace("%5B", "").replace("%5D", "").strip("[]")
     else:
         name, attributes, _, path, template = _http(request)
-        attributes |= {"url.path": path[:_MAX_TEXT], "url.scheme": "http"}
+        attributes |= {"url.path": path[:_MAX_TEXT], "url.scheme": (request.arrival or {}).get("scheme", "http")}
         if template:
             attributes["http.route"] = template
         attributes |= _arrived(request.arrival or {})
@@ -79,12 +79,12 @@ def goes(protocol: str, request: Request, to: Endpoint) -> tuple[str, Attributes
     """Name and attributes of the span of a call that goes `to` a server over `protocol`."""
     if protocol == "grpc":
         name, attributes = _rpc(request)
-        address = to.grpc or ""
+        address = to.grpc_target
     else:
         name, attributes, _, path, template = _http(request)
         address = (to.http or "").partition("://")[2]
         # Without the query, which is the caller's and may hold a secret. An address has no credentials.
-        attributes["url.full"] = f"http://{address}{path}"
+        attributes["url.full"] = f"{to.http}{path}"
         if template:
             attributes["url.template"] = template
     attributes |= _server(address)

@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from policies import Policy
 
 _EVERY_SECONDS = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the policy comes from: how it is read (flags included), whether its files say something else now, where."""
+
+    load: Callable[[], Policy]
+    changed: Callable[[], bool]
+    folder: Path
 
 
 class Watch:
@@ -45,3 +59,22 @@ class Watch:
                 await self.look()
             except Exception as error:
                 self._report(error)
+
+
+def in_background(
+    work: Callable[[], Coroutine[Any, Any, None]], report: Callable[[BaseException], None]
+) -> Callable[[], None]:
+    """A callback that starts `work`, and holds on to it until it has ended; `report` hears of what it raises."""
+    running: set[asyncio.Task[None]] = set()
+
+    def ended(task: asyncio.Task[None]) -> None:
+        running.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            report(error)
+
+    def start() -> None:
+        task = asyncio.get_running_loop().create_task(work())
+        running.add(task)
+        task.add_done_callback(ended)
+
+    return start

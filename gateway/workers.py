@@ -27,9 +27,10 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from gateway.sockets import bound
 from policies import Policy
@@ -109,11 +110,8 @@ def reserve(listen: Listen, held: ExitStack) -> Listen:
 
     Raises OSError, naming the listener and its address, where one is taken.
     """
-    real = {}
-    for name in (each.name for each in fields(listen)):
-        address = getattr(listen, name)
-        if address is None:
-            continue
+    real: dict[str, Any] = {}
+    for name, address in listen.addresses.items():
         try:
             # Alone first: another gateway's workers would let us join them, and take half of our callers.
             with bound(address) as alone:

@@ -25,28 +25,36 @@ def listener(text: str, host: str) -> Address | None:
 
 
 def http_url(text: str) -> str:
-    """`http://host:port`, without a trailing slash. Raises Wrong."""
+    """`http://host:port` or `https://host:port`, without a trailing slash. Raises Wrong."""
     _no_credentials(text)
     scheme, mark, rest = text.partition("://")
     if not mark:
         raise Wrong(f"{clip(text)!r} has no scheme", f"write http://{clip(text)}" if _looks_fine(text) else _LIKE)
-    if scheme != "http":
-        raise Wrong(f"the scheme of {clip(text)!r} is not http", _LIKE)
+    if scheme not in ("http", "https"):
+        raise Wrong(f"the scheme of {clip(text)!r} is not http or https", _LIKE)
     place, _, path = rest.partition("/")
     if path:
-        raise Wrong(f"{clip(text)!r} has a path", f"write http://{clip(place)}; the caller's path is passed on")
-    host, port = _split(place, "http://triton:8000", text)
-    return f"http://{_bracketed(host)}:{_port(port, 1)}"
+        raise Wrong(f"{clip(text)!r} has a path", f"write {scheme}://{clip(place)}; the caller's path is passed on")
+    host, port = _split(place, f"{scheme}://triton:8000", text)
+    return f"{scheme}://{_bracketed(host)}:{_port(port, 1)}"
 
 
 def grpc_target(text: str) -> str:
-    """`host:port`; `grpc://` in front is left out. Raises Wrong."""
+    """`host:port`; `grpc://` in front is left out, `grpcs://`, which means TLS, is kept. Raises Wrong."""
     _no_credentials(text)
-    place = text.removeprefix("grpc://")
+    tls = "grpcs://" if text.startswith("grpcs://") else ""
+    place = text.removeprefix(tls or "grpc://")
     if "://" in place:
-        raise Wrong(f"{clip(text)!r} is not a gRPC address", "write host:port or grpc://host:port")
+        raise Wrong(f"{clip(text)!r} is not a gRPC address", "write host:port, or grpcs://host:port for TLS")
     host, port = _split(place, "triton:8001", text)
-    return f"{_bracketed(host)}:{_port(port, 1)}"
+    return f"{tls}{_bracketed(host)}:{_port(port, 1)}"
+
+
+def host_name(text: str) -> str:
+    """A host's name or IP address, without brackets. Raises Wrong."""
+    if not _is_host(_bracketed(text)):
+        raise Wrong
+    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +92,8 @@ def redis_url(text: str) -> RedisUrl:
 
 
 def endpoint(text: str) -> Endpoint:
-    """A replica with one address, `http://host:port` or `grpc://host:port`. Raises Wrong."""
-    if text.startswith("grpc://"):
+    """A replica with one address, by `http://`, `https://`, `grpc://` or `grpcs://host:port`. Raises Wrong."""
+    if text.startswith(("grpc://", "grpcs://")):
         return Endpoint(grpc=grpc_target(text))
     return Endpoint(http=http_url(text))
 

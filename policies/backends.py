@@ -12,13 +12,14 @@ from policies.problem import Wrong
 from policies.reader import Either, Scalar
 from policies.schema import choice, duration, either, items, mapping, name, parsed, path, section, text, whole
 from policies.spec import Backend, Batch, Endpoint, Local
+from policies.tls import BACKEND_TLS
 
-_ENDPOINT_URL = parsed("http://host:port or grpc://host:port", address.endpoint)
+_ENDPOINT_URL = parsed("http://host:port or grpc://host:port; https:// or grpcs:// for TLS", address.endpoint)
 _ENDPOINT = section(
     Endpoint,
     {
-        "http": parsed("http://host:port", address.http_url).absent("no calls over HTTP"),
-        "grpc": parsed("host:port", address.grpc_target).absent("no calls over gRPC"),
+        "http": parsed("http://host:port or https://host:port", address.http_url).absent("no calls over HTTP"),
+        "grpc": parsed("host:port or grpcs://host:port", address.grpc_target).absent("no calls over gRPC"),
     },
     lambda made: () if made.http or made.grpc else [Wrong("has no address", "write http: or grpc:, or both")],
 )
@@ -42,7 +43,7 @@ LOCAL: Either[Local] = either(
     section(Local, {"path": _MODEL, "threads": whole(1, 256)}),
 )
 # What is said of a server, and means nothing for a model in this process.
-_OF_SERVERS = ("kind", "protocol", "version", "connect_timeout", "headers")
+_OF_SERVERS = ("kind", "protocol", "version", "connect_timeout", "headers", "tls")
 
 
 def _backend(name: str, endpoints: Any = (), local: Any = None, protocol: Any = None, **rest: Any) -> Backend:
@@ -53,6 +54,9 @@ def _backend(name: str, endpoints: Any = (), local: Any = None, protocol: Any = 
             raise Wrong(
                 "has no endpoints", "write 'endpoints:' with a list, or 'local: PATH' for a model in this process"
             )
+        if "tls" in rest and not any(endpoint.tls for endpoint in endpoints):
+            right = "write https:// or grpcs:// in 'endpoints', or delete it"
+            raise Wrong("'tls' says how TLS is spoken, and no endpoint speaks it", right, "tls")
         return Backend(name=name, endpoints=endpoints, protocol=protocol or protocol_of(endpoints), **rest)
     for key in _OF_SERVERS:
         if key in rest or (key == "protocol" and protocol):
@@ -101,6 +105,7 @@ BACKEND = section(
         "timeout": duration("1ms", "1d"),
         "connect_timeout": duration("1ms", "5m"),
         "headers": mapping("value", HEADER_VALUE, header_name),
+        "tls": BACKEND_TLS,
     },
     _addressed,
     rest=Backend,

@@ -13,6 +13,10 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from policies.files import Files
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_/:-]{1,64}|<<")
 _SHOWN = 60  # characters of a key or value in a message: enough to recognise it, and the line stays one line
@@ -69,7 +73,8 @@ class Wrong(ValueError):
 class Place:
     """Where a value stands: its path, the key it stands under and that key's line.
 
-    `names` are the names that the whole policy defines, by top-level section: what a reference may name.
+    `names` are the names that the whole policy defines, by top-level section: what a reference may name. `files` reads
+    the files that are named; None: nobody watches them.
     """
 
     file: str
@@ -77,6 +82,7 @@ class Place:
     key: str = ""
     line: int = 1
     names: Mapping[str, Collection[str]] = field(default_factory=dict)
+    files: Files | None = None
 
     def under(self, key: str | int, line: int, file: str = "") -> Place:
         """The place of what stands under `key`, on that line; in another `file` where it was included from there."""

@@ -49,6 +49,7 @@ from policies.spec import (
     Secret,
     Telemetry,
 )
+from policies.tls import LISTEN_TLS
 
 FREE = "x-"  # top-level keys that begin so are places for anchors
 
@@ -67,10 +68,11 @@ def parse(content: str, file: str, environ: Mapping[str, str], files: Files | No
 
     `file` is its name in problems, and what the names of other files are relative to.
     """
-    made = gathered(content, file, environ, files or Files())
+    files = files or Files()
+    made = gathered(content, file, environ, files)
     found = Findings(made.problems, failed=bool(made.problems))
     with found.reading(Place(file), made.root.line):
-        policy = POLICY(made.root, Place(file, names=_defined(made.root)))
+        policy = POLICY(made.root, Place(file, names=_defined(made.root), files=files))
     found.close()
     return replace(policy, version=_digest("\0".join(made.texts)))
 
@@ -79,7 +81,8 @@ def implicit(http: str | None = None, grpc: str | None = None, *, listen: Mappin
     """The policy of `headrace serve --backend URL`: one backend, named `backend`, that answers every model.
 
     `http` is `http://host:port`, or `grpc://host:port` for a server that speaks gRPC alone; `grpc` is the gRPC address
-    of the same server. `listen` has the forms and defaults of the section `listen`. Raises PolicyError.
+    of the same server. With https:// and grpcs:// they are for TLS, by the authorities that the system trusts. `listen`
+    has the forms and defaults of the section `listen`. Raises PolicyError.
     """
     found = Findings()
     address_of = {"http": http, "grpc": grpc} if grpc else http or ""
@@ -102,8 +105,7 @@ def _listener(host: str) -> Scalar[Address | None]:
 
 
 def _distinct(listen: Listen) -> Iterator[Wrong]:
-    bound = {key: at for key in ("http", "grpc", "metrics", "admin") if (at := getattr(listen, key)) is not None}
-    for (key, at), (other, its) in combinations(bound.items(), 2):
+    for (key, at), (other, its) in combinations(listen.addresses.items(), 2):
         everywhere = {at.host, its.host} & {"0.0.0.0", "::"}  # noqa: S104
         if at.port == its.port and at.port and (at.host == its.host or everywhere):
             yield Wrong(f"{key} and {other} cannot listen on one address", "give each a port of its own, or off", other)
@@ -118,6 +120,7 @@ LISTEN = section(
         "grpc": _listener("0.0.0.0"),  # noqa: S104
         "metrics": _listener("0.0.0.0"),  # noqa: S104
         "admin": _listener("127.0.0.1"),
+        "tls": LISTEN_TLS.absent("callers speak plain text"),
     },
     _distinct,
 )

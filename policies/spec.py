@@ -8,7 +8,7 @@ costly to make (pools, dispatchers) is found again after a reload by an equal sp
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -25,6 +25,36 @@ class Secret:
         return "***"
 
     __str__ = __repr__
+
+
+@dataclass(frozen=True, slots=True)
+class Pem:
+    """A PEM file: its absolute `path`, and what it said when the policy was read. It shows its path alone."""
+
+    path: str
+    text: Secret
+
+    def __str__(self) -> str:
+        return self.path
+
+
+@dataclass(frozen=True, slots=True)
+class ListenTls:
+    """How the listeners that callers reach, http and grpc, speak TLS."""
+
+    certificate: Pem  # the server's own first, then those between it and its authority
+    key: Pem
+    client_ca: Pem | None = None  # whose certificates callers must have; None: they need none
+
+
+@dataclass(frozen=True, slots=True)
+class BackendTls:
+    """How a backend's TLS addresses are called."""
+
+    ca_file: Pem | None = None  # whose certificates servers must have; None: those that the system trusts
+    certificate: Pem | None = None  # ours, for servers that want one; with `key`, or neither
+    key: Pem | None = None
+    server_name: str = ""  # whom certificates must name; empty: the host of the address
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +77,47 @@ class Listen:
     metrics: Address | None = Address("0.0.0.0", 8002)  # noqa: S104
     # Can change and drain the gateway: reachable from outside only by an operator's explicit wish.
     admin: Address | None = Address("127.0.0.1", 8003)
+    tls: ListenTls | None = None  # of http and grpc; None: they are plain text, as metrics and admin always are
+
+    @property
+    def addresses(self) -> dict[str, Address]:
+        """Where each listener that is not off binds, by its name."""
+        bound = {"http": self.http, "grpc": self.grpc, "metrics": self.metrics, "admin": self.admin}
+        return {name: address for name, address in bound.items() if address is not None}
+
+    @property
+    def opened(self) -> tuple[Listen, bool, bool]:
+        """What a process settles when it opens its ports: all but what the files of `tls` say."""
+        return replace(self, tls=None), self.tls is not None, bool(self.tls and self.tls.client_ca)
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One replica: `http` is `http://host:port` without a slash at its end, `grpc` is `host:port`; one is set."""
+    """One replica, by one address or two.
+
+    `http` is `http://host:port` or `https://host:port`, without a slash at its end; `grpc` is `host:port`, or
+    `grpcs://host:port` where it speaks TLS.
+    """
 
     http: str | None = None
     grpc: str | None = None
 
     def __str__(self) -> str:
-        return self.http or f"grpc://{self.grpc}"
+        return self.http or (f"{self.grpc}" if self.grpc_tls else f"grpc://{self.grpc}")
+
+    @property
+    def grpc_target(self) -> str:
+        """The gRPC address as `host:port`, empty where there is none."""
+        return (self.grpc or "").removeprefix("grpcs://")
+
+    @property
+    def grpc_tls(self) -> bool:
+        return (self.grpc or "").startswith("grpcs://")
+
+    @property
+    def tls(self) -> bool:
+        """Whether one of its addresses is for TLS."""
+        return self.grpc_tls or (self.http or "").startswith("https://")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +153,7 @@ class Backend:
     timeout: float = 30.0  # seconds for one call; the model servers' own clients wait about as long
     connect_timeout: float = 2.0  # seconds; one lost SYN is sent again after 1 s, a second one means that it is down
     headers: Mapping[str, Secret] = field(default_factory=dict, hash=False)  # added to each call; lower-case names
+    tls: BackendTls = BackendTls()  # for the addresses that are https:// or grpcs://
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "headers", MappingProxyType(dict(self.headers)))

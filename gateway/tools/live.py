@@ -8,18 +8,21 @@ in `survey`. What a server does not tell (a configuration, over gRPC everything)
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import httpx
 
+from backends.tls import client_context, explained
 from gateway.tools.init import one_line, shown, tensor_text
 from gateway.tools.survey import About, Config, Metadata, Tensor, Unusable, cause, decoded, speaks_http2
 from policies import Policy
 from policies.problem import clip
-from policies.spec import Accept, Backend, Batch, Endpoint, Redis, Route
+from policies.spec import Accept, Backend, BackendTls, Batch, Endpoint, Redis, Route
 
 if TYPE_CHECKING:
     from backends.local.model import Spec
@@ -71,11 +74,15 @@ def servers(policy: Policy) -> int:
 
 async def _ask(policy: Policy) -> Live:
     door = asyncio.Semaphore(_AT_ONCE)
-    # A proxy of the environment is for the web; the gateway itself does not use one either.
-    async with httpx.AsyncClient(timeout=_SECONDS, trust_env=False) as client:
+    async with AsyncExitStack() as stack:
+        plain = await stack.enter_async_context(_client())
+        clients = {
+            name: await stack.enter_async_context(_client(backend.tls)) if _over_tls(backend) else plain
+            for name, backend in policy.backends.items()
+        }
         asked = {
             name: [
-                _replica(client, door, backend, endpoint, model)
+                _replica(clients[name], door, backend, endpoint, model)
                 for endpoint in backend.endpoints
                 for model in _models(policy, backend)
             ]
@@ -86,6 +93,20 @@ async def _ask(policy: Policy) -> Live:
         answers = iter(told)
         backends = {name: tuple(next(answers) for _ in questions) for name, questions in asked.items()}
         return Live(backends, await asyncio.to_thread(_local, policy), await redis if redis else None)
+
+
+def _over_tls(backend: Backend) -> bool:
+    return any((endpoint.http or "").startswith("https://") for endpoint in backend.endpoints)
+
+
+def _client(tls: BackendTls | None = None) -> httpx.AsyncClient:
+    async def named(request: httpx.Request) -> None:
+        if tls and tls.server_name:
+            request.extensions["sni_hostname"] = tls.server_name
+
+    # A proxy of the environment is for the web; the gateway itself does not use one either.
+    verify = client_context(tls, "http/1.1") if tls else True
+    return httpx.AsyncClient(timeout=_SECONDS, trust_env=False, verify=verify, event_hooks={"request": [named]})
 
 
 def _models(policy: Policy, backend: Backend) -> tuple[str, ...]:
@@ -108,13 +129,15 @@ async def _replica(
         try:
             async with asyncio.timeout(_SECONDS):
                 if endpoint.http is None:
-                    speaks = await asyncio.to_thread(speaks_http2, endpoint.grpc or "", _SECONDS)
+                    speaks = await asyncio.to_thread(speaks_http2, endpoint.grpc or "", _SECONDS, backend.tls)
                     return replace(told, reason="" if speaks else f"nothing speaks gRPC at {endpoint.grpc}")
                 return await _over_http(client, backend, endpoint.http, told)
         except Unusable as error:
             return replace(told, reason=one_line(str(error)))
         except httpx.HTTPError as error:
             return replace(told, reason=f"nothing answers: {one_line(cause(error))}")
+        except ssl.SSLError as error:  # told after the handshake, which httpx takes for nobody's
+            return replace(told, reason=f"nothing answers: {explained(error)}")
         except TimeoutError:
             return replace(told, reason=f"no answer within {_SECONDS:g} s")
 

@@ -6,7 +6,9 @@ What comes back is untrusted: it is decoded into the few fields that are needed,
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -14,7 +16,9 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
+from backends.tls import client_context, explained
 from policies.schema import A_NAME, NAME
+from policies.spec import BackendTls
 
 S = TypeVar("S")
 
@@ -22,6 +26,7 @@ _TIMEOUT_S = 5.0  # these replies are made from memory: a server that takes long
 # HTTP/2's preface and empty settings (RFC 9113, 3.4): a server answers with its own settings, a frame of type 4.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _SETTINGS = 4
+_TRUSTING_THE_SYSTEM = BackendTls()
 
 
 class Unusable(Exception):
@@ -128,12 +133,13 @@ class About(msgspec.Struct, frozen=True):
 
 
 def survey(http: str, grpc: str | None, said: Callable[[str], None]) -> Survey:
-    """What the server at `http` (`http://host:port`) has; `grpc` (`host:port`) is tried. `said` is told of progress.
+    """What the server at `http` (an URL) has; `grpc` (`host:port` or `grpcs://host:port`) is tried.
 
-    Raises Unusable.
+    `said` is told of progress. Raises Unusable.
     """
     # A proxy of the environment is for the web; the gateway itself does not use one either.
-    with httpx.Client(base_url=http, timeout=_TIMEOUT_S, trust_env=False) as client:
+    verify = client_context(_TRUSTING_THE_SYSTEM, "http/1.1") if http.startswith("https://") else True
+    with httpx.Client(base_url=http, timeout=_TIMEOUT_S, trust_env=False, verify=verify) as client:
         try:
             about = decoded(client.get("/v2"), About)
         except Unusable as error:
@@ -165,13 +171,21 @@ def survey(http: str, grpc: str | None, said: Callable[[str], None]) -> Survey:
     return Survey(f"{about.name} {about.version}".strip(), http, answers, tuple(models), tuple(skipped))
 
 
-def speaks_http2(target: str, timeout: float = _TIMEOUT_S) -> bool:
-    """Whether the server at `host:port` answers as gRPC's transport does; `timeout` is in seconds."""
-    host, _, port = target.rpartition(":")
+def speaks_http2(target: str, timeout: float = _TIMEOUT_S, tls: BackendTls = _TRUSTING_THE_SYSTEM) -> bool:
+    """Whether the server at `host:port`, or `grpcs://host:port`, answers as gRPC's transport does, in `timeout` s."""
+    host, _, port = target.removeprefix("grpcs://").rpartition(":")
+    host = host.strip("[]")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout) as connection:
+        with ExitStack() as stack:
+            connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=timeout))
+            if target.startswith("grpcs://"):
+                name = tls.server_name or host
+                context = client_context(tls, "h2")
+                connection = stack.enter_context(context.wrap_socket(connection, server_hostname=name))
             connection.sendall(_PREFACE)
-            head = connection.recv(9, socket.MSG_WAITALL)
+            head = b""
+            while len(head) < 9 and (more := connection.recv(9 - len(head))):
+                head += more
             return len(head) == 9 and head[3] == _SETTINGS
     except OSError:
         return False
@@ -200,4 +214,9 @@ def decoded(response: httpx.Response, kind: type[S]) -> S:
 
 def cause(error: httpx.HTTPError) -> str:
     """Why nothing came, in one line."""
+    inner: BaseException | None = error
+    while inner is not None and not isinstance(inner, ssl.SSLError):
+        inner = inner.__cause__ or inner.__context__
+    if inner is not None:
+        return explained(inner)
     return " ".join(str(error).split()) or type(error).__name__

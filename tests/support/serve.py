@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -63,8 +64,13 @@ def free_port(count: int = 1) -> int:
 
 
 @contextmanager
-def served(folder: Path, *arguments: str, wait: Sequence[int] = (200,)) -> Iterator[Served]:
-    """`headrace serve ARGUMENTS` on free ports, once /readyz answers with one of `wait`; ended with the block."""
+def served(
+    folder: Path, *arguments: str, wait: Sequence[int] = (200,), tls: ssl.SSLContext | None = None
+) -> Iterator[Served]:
+    """`headrace serve ARGUMENTS` on free ports, once /readyz answers with one of `wait`; ended with the block.
+
+    With `tls` it is asked by https.
+    """
     # In a row: four single ones may be the same.
     first = free_port(len(LISTENERS))
     ports = {name: f"127.0.0.1:{first + i}" for i, name in enumerate(LISTENERS)}
@@ -74,7 +80,7 @@ def served(folder: Path, *arguments: str, wait: Sequence[int] = (200,)) -> Itera
         process = subprocess.Popen([HEADRACE, "serve", *arguments, *flags], stdout=sink, stderr=sink)
     gateway = Served(process, log=log, **ports)
     try:
-        _wait(gateway, wait)
+        _wait(gateway, wait, tls)
         yield gateway
     finally:
         if process.poll() is None:
@@ -87,13 +93,14 @@ def served(folder: Path, *arguments: str, wait: Sequence[int] = (200,)) -> Itera
             raise AssertionError(f"headrace did not end within 30 s of SIGTERM:\n{gateway.logged()[-3000:]}") from None
 
 
-def _wait(gateway: Served, statuses: Sequence[int]) -> None:
+def _wait(gateway: Served, statuses: Sequence[int], tls: ssl.SSLContext | None) -> None:
     until = time.monotonic() + 20
     while time.monotonic() < until:
         if gateway.process.poll() is not None:
             raise AssertionError(f"headrace ended with {gateway.process.returncode}:\n{gateway.logged()[-3000:]}")
         try:
-            if httpx.get(f"http://{gateway.http}/readyz", timeout=2).status_code in statuses:
+            url = f"{'https' if tls else 'http'}://{gateway.http}/readyz"
+            if httpx.get(url, timeout=2, verify=tls or True).status_code in statuses:
                 return
         except httpx.TransportError:
             pass

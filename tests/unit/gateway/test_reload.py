@@ -100,6 +100,23 @@ def test_an_endpoint_that_is_new_and_not_ready_refuses_the_policy_unless_forced(
     running(test)
 
 
+def test_a_replica_that_is_down_refuses_no_policy_that_changes_how_it_is_called() -> None:
+    async def test(h: Harness) -> None:
+        (endpoint,) = h.snapshot.things.endpoints["a"][1]
+        h.server.is_ready = False
+        await endpoint.probe(1)
+        assert await h.reload.apply(policy(BASE.replace("model:", "timeout: 7s, model:")))
+        assert h.snapshot.things.endpoints["a"][1][0] is not endpoint
+        # One that was ready must not get worse.
+        h.server.is_ready = True
+        assert await h.reload.apply(policy(BASE))
+        h.server.is_ready = False
+        with pytest.raises(PolicyError, match="not ready"):
+            await h.reload.apply(policy(BASE.replace("model:", "timeout: 7s, model:")))
+
+    running(test)
+
+
 def test_listeners_cannot_move() -> None:
     async def test(h: Harness) -> None:
         with pytest.raises(PolicyError, match="listen"):

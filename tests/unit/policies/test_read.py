@@ -329,7 +329,7 @@ def test_problems_of_all_sections_come_at_once_in_the_order_of_lines() -> None:
         "p.yaml:2: proxy: backends has no 'x'; expected one of b",
         "p.yaml:4: backends.b.endpoints[0]: the environment has no HOST; set it, or write ${HOST:-default}",
         "p.yaml:4: backends.b.x: unknown key; expected one of batch, connect_timeout, endpoints, headers, kind, local, model,"
-        " protocol, timeout, version",
+        " protocol, timeout, tls, version",
         "p.yaml:5: routes.r: expected a mapping with backend, tiers, experiment, cache, fallback, timeout, got 1",
     ]
 
@@ -372,7 +372,7 @@ def test_the_policy_of_a_command_line() -> None:
     ("http", "grpc", "message"),
     [
         ("t:8000", None, "--backend: 't:8000' has no scheme; write http://t:8000"),
-        ("https://t:1", None, "--backend: the scheme of 'https://t:1' is not http;"
+        ("ftp://t:1", None, "--backend: the scheme of 'ftp://t:1' is not http or https;"
          " write http://host:port or grpc://host:port"),
         ("http://t:1/v2", None, "--backend: 'http://t:1/v2' has a path;"
          " write http://t:1; the caller's path is passed on"),
@@ -382,7 +382,8 @@ def test_the_policy_of_a_command_line() -> None:
          " such as http://triton:8000"),
         ("http://t:0", None, "--backend: the port 0 is impossible; expected a port from 1 to 65535"),
         ("http://t:1", "t", "--backend.grpc: 't' has no port; write host:port, such as triton:8001"),
-        (None, "http://t:1", "--backend.grpc: 'http://t:1' is not a gRPC address; write host:port or grpc://host:port"),
+        (None, "http://t:1", "--backend.grpc: 'http://t:1' is not a gRPC address;"
+         " write host:port, or grpcs://host:port for TLS"),
         (None, None, "--backend: '' has no scheme; write http://host:port or grpc://host:port"),
     ],
 )  # fmt: skip
