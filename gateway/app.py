@@ -1,8 +1,12 @@
 """The running gateway: clocks and chance are made here, servers started, signals answered, everything closed.
 
 Start: build the policy's stack, ask every endpoint once whether it is ready, open the ports. A backend that is down
-does not keep the gateway from starting. Stop (SIGTERM, SIGINT): not ready at once, new requests refused, what is in
-flight answered until the drain time is over.
+does not keep the gateway from starting.
+
+Stop (SIGTERM, SIGINT), in this order: not ready at once, while everything is served as before for `limits.drain_delay`,
+but each HTTP answer is its connection's last. Then nothing new is taken: a 503 over HTTP, whose port stays open so that
+whoever asks is told; over gRPC GOAWAY and a closed port, which clients and proxies take for what it is, while a status
+would be an answer. What is in flight goes on for `limits.drain`; what is not over then ends with an error.
 """
 
 from __future__ import annotations
@@ -44,9 +48,7 @@ from policies import Policy, PolicyError
 from policies.spec import Address
 
 _log = logging.getLogger("headrace")
-# Kubernetes kills 30 s after SIGTERM; what is in flight has a deadline of that order too.
-DRAIN_SECONDS = 25
-# For what is still open then: the last bytes of answers, idle streams.
+# For what is still open after the time to drain: the last bytes of answers, idle streams.
 _CLOSE_SECONDS = 2
 
 
@@ -215,16 +217,26 @@ class Gateway:
 
     async def close(self) -> None:
         """Not ready at once; new requests refused, and those in flight answered; then everything closed."""
-        in_flight = self._things.in_flight
-        self._open, in_flight.draining = False, True
-        until = self._now() + DRAIN_SECONDS
+        things, limits = self._things, self._own.limits
+        was_open, self._open = self._open, False
+        for server in self._servers:
+            if isinstance(server, Http1Server):
+                server.drain()
+        if was_open:
+            await asyncio.sleep(limits.drain_delay)
+        in_flight = things.in_flight
+        in_flight.draining = True
+        stopping = asyncio.ensure_future(self._grpc.stop(limits.drain + _CLOSE_SECONDS)) if self._grpc else None
+        until = self._now() + limits.drain
         while in_flight.count + in_flight.reading and self._now() < until:  # noqa: ASYNC110
-            # The ports stay open meanwhile, so that whoever asks is told, and not just turned away.
             await asyncio.sleep(0.02)  # once in a process's life, so that no request has to signal its end
-        closing = [server.close() for server in self._servers]
-        if self._grpc is not None:
-            closing.append(self._grpc.stop(_CLOSE_SECONDS))
-        await asyncio.gather(*closing)
+        if in_flight.count:
+            _log.warning("cut what was not over in time", extra={"fields": {"in_flight": in_flight.count}})
+        if things.deadlines is not None:
+            things.deadlines.cut()
+        await asyncio.gather(*(server.close() for server in self._servers))
+        if stopping is not None:
+            await stopping
         if self._joined is not None:
             await self._joined.close()
         await self._probing.close()

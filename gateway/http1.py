@@ -59,7 +59,7 @@ class Http1Server:
         self.keep_alive_seconds = keep_alive_seconds
         self.stall_seconds = stall_seconds
         self.connections: set[Connection] = set()
-        self.closing = False
+        self.draining = self.closing = False
         self.date = b""
         self.port = 0
         self._address = address
@@ -76,6 +76,10 @@ class Http1Server:
             self.port = listener.getsockname()[1]
         self._sweep()
         self._server = await self.loop.create_server(lambda: Connection(self), sock=listener, backlog=2048)
+
+    def drain(self) -> None:
+        """From now on every answer is its connection's last; connections are taken as before."""
+        self.draining = True
 
     async def close(self) -> None:
         """Refuses new connections, answers what is in flight until the drain time is over, then cuts what is left."""
