@@ -22,6 +22,7 @@ from email.utils import formatdate
 from pathlib import Path
 
 from gateway.connection import Connection
+from gateway.departures import Departures
 from gateway.server import HEAD_SECONDS, KEEP_ALIVE_SECONDS, Asgi, listen
 from policies.spec import Address
 
@@ -71,6 +72,7 @@ class Http1Server:
     async def start(self) -> None:
         """Opens the port. Raises OSError, naming the address, where it is taken."""
         self.loop = asyncio.get_running_loop()
+        self.departures = Departures()
         listener = listen(self._address, shared=self._shared)
         if isinstance(self._address, Address):
             self.port = listener.getsockname()[1]
@@ -97,6 +99,7 @@ class Http1Server:
             await asyncio.wait(cut, timeout=_CUT_SECONDS)
         if self._timer is not None:
             self._timer.cancel()
+        self.departures.close()
 
     def _sweep(self) -> None:
         self.date = b"date: %b\r\n" % formatdate(usegmt=True).encode()
