@@ -14,7 +14,7 @@ from backends.stream import Bound, watched
 from policies import Policy
 
 # Inner stages know better where a request is and say so; the door's own timer is there for what they miss.
-_GRACE_SECONDS = 0.02
+_GRACE_SECONDS = 0.05
 
 
 @dataclass(slots=True)
