@@ -226,7 +226,7 @@ class Gateway:
             await asyncio.sleep(limits.drain_delay)
         in_flight = things.in_flight
         in_flight.draining = True
-        stopping = asyncio.ensure_future(self._grpc.stop(limits.drain + _CLOSE_SECONDS)) if self._grpc else None
+        stopping = asyncio.ensure_future(self._grpc.stop(limits.drain + 2 * _CLOSE_SECONDS)) if self._grpc else None
         until = self._now() + limits.drain
         while in_flight.count + in_flight.reading and self._now() < until:  # noqa: ASYNC110
             await asyncio.sleep(0.02)  # once in a process's life, so that no request has to signal its end
@@ -234,9 +234,12 @@ class Gateway:
             _log.warning("cut what was not over in time", extra={"fields": {"in_flight": in_flight.count}})
         if things.deadlines is not None:
             things.deadlines.cut()
-        await asyncio.gather(*(server.close() for server in self._servers))
-        if stopping is not None:
-            await stopping
+        closing = [server.close() for server in self._servers]
+        await asyncio.gather(*closing, *([asyncio.wait({stopping}, timeout=_CLOSE_SECONDS)] if stopping else []))
+        if stopping is not None and self._grpc is not None:
+            # Streams that were opened and never said for whom are no requests, and were not waited for.
+            stopping.cancel()
+            await self._grpc.stop(0)
         if self._joined is not None:
             await self._joined.close()
         await self._probing.close()

@@ -103,6 +103,20 @@ async def to_its_end(call: Any) -> None:
         pass
 
 
+def test_a_stream_that_never_said_what_it_wants_holds_nothing_up(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with before(tmp_path, 0.01, "20s") as (_, served, channel):
+            silent = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")()
+            assert await infer(channel, "r")  # a round trip on the same connection, so that the stream is there, too
+            began = time.monotonic()
+            served.process.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(served.process.wait, 15) == 0
+            assert time.monotonic() - began < 5
+            silent.cancel()
+
+    asyncio.run(main())
+
+
 def test_a_delay_serves_as_before_but_is_not_ready_and_keeps_no_connection(tmp_path: Path) -> None:
     async def main() -> None:
         async with before(tmp_path, 0.01, "5s", "1s") as (_, served, channel):
