@@ -3,10 +3,7 @@
 Start: build the policy's stack, ask every endpoint once whether it is ready, open the ports. A backend that is down
 does not keep the gateway from starting.
 
-Stop (SIGTERM, SIGINT), in this order: not ready at once, while everything is served as before for `limits.drain_delay`,
-but each HTTP answer is its connection's last. Then nothing new is taken: a 503 over HTTP, whose port stays open so that
-whoever asks is told; over gRPC GOAWAY and a closed port, which clients and proxies take for what it is, while a status
-would be an answer. What is in flight goes on for `limits.drain`; what is not over then ends with an error.
+Stop (SIGTERM, SIGINT): not ready at once, then as `gateway.drain` has it.
 """
 
 from __future__ import annotations
@@ -32,6 +29,7 @@ from gateway import respond
 from gateway.admin import admin, joined_admin, joined_metrics, metrics_page, own
 from gateway.body import Bodies
 from gateway.connect import Connect
+from gateway.drain import CLOSE_SECONDS, drain
 from gateway.grpc import GrpcEdge
 from gateway.http import HttpEdge
 from gateway.http1 import Http1Server
@@ -48,8 +46,6 @@ from policies import Policy, PolicyError
 from policies.spec import Address
 
 _log = logging.getLogger("headrace")
-# For what is still open after the time to drain: the last bytes of answers, idle streams.
-_CLOSE_SECONDS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +160,10 @@ class Gateway:
             server: HttpServer | Http1Server
             if name == "http":
                 server = Http1Server(
-                    application, address, _CLOSE_SECONDS, now=self._now, report=self.report, shared=shared
+                    application, address, CLOSE_SECONDS, now=self._now, report=self.report, shared=shared
                 )
             else:
-                server = HttpServer(application, address, _CLOSE_SECONDS, shared=shared)
+                server = HttpServer(application, address, CLOSE_SECONDS, shared=shared)
             await _started(name, server.start())
             self._servers.append(server)
             if isinstance(address, Address):
@@ -217,29 +213,9 @@ class Gateway:
 
     async def close(self) -> None:
         """Not ready at once; new requests refused, and those in flight answered; then everything closed."""
-        things, limits = self._things, self._own.limits
-        was_open, self._open = self._open, False
-        for server in self._servers:
-            if isinstance(server, Http1Server):
-                server.drain()
-        if was_open:
-            await asyncio.sleep(limits.drain_delay)
-        in_flight = things.in_flight
-        in_flight.draining = True
-        stopping = asyncio.ensure_future(self._grpc.stop(limits.drain + 2 * _CLOSE_SECONDS)) if self._grpc else None
-        until = self._now() + limits.drain
-        while in_flight.count + in_flight.reading and self._now() < until:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)  # once in a process's life, so that no request has to signal its end
-        if in_flight.count:
-            _log.warning("cut what was not over in time", extra={"fields": {"in_flight": in_flight.count}})
-        if things.deadlines is not None:
-            things.deadlines.cut()
-        closing = [server.close() for server in self._servers]
-        await asyncio.gather(*closing, *([asyncio.wait({stopping}, timeout=_CLOSE_SECONDS)] if stopping else []))
-        if stopping is not None and self._grpc is not None:
-            # Streams that were opened and never said for whom are no requests, and were not waited for.
-            stopping.cancel()
-            await self._grpc.stop(0)
+        delay = self._own.limits.drain_delay if self._open else 0.0
+        self._open = False
+        await drain(self._things, self._own.limits.drain, delay, self._servers, self._grpc, self._now)
         if self._joined is not None:
             await self._joined.close()
         await self._probing.close()
