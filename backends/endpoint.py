@@ -11,16 +11,17 @@ tells nothing: its port may be closed for good.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Protocol
 
 from backends import rows
 from backends.bridge import GrpcOverHttp, HttpOverGrpc
-from backends.errors import BadRequest, Expired, TooSlow, Unreachable
+from backends.deadlines import Deadlines
+from backends.errors import FIRST_BYTE, BadRequest, Expired, Failure, TooSlow, Unreachable
 from backends.interface import Classified, asks_classes
-from backends.request import Hop, HttpCall, Infer, Reply, Request, RpcCall, Service, replace
-from backends.stream import watched
+from backends.request import Hop, HttpCall, Infer, Relay, Reply, Request, RpcCall, Service, replace
+from backends.stream import Bound, watched
 from policies.spec import Secret
 
 # Triton drops a request whose head is above 8 KiB without a word; the request line and our own headers come on top.
@@ -44,8 +45,10 @@ class Client(Protocol):
 class Endpoint:
     """A replica named `name` as a service.
 
-    `model` is the one that it must have ready; empty: the server's own word is enough. `timeout` bounds each call, and
-    the wait for each chunk of a stream, in seconds. `headers` go with every call (credentials).
+    `model` is the one that it must have ready; empty: the server's own word is enough. `headers` go with every call
+    (credentials). Limits are in seconds: `timeout` bounds each call that is no stream, and how long a stream may take
+    to begin; `idle_timeout` the wait for each of its further chunks, `stream_timeout` the whole of it. The clients keep
+    `first_byte_timeout`, which is here for its words.
     """
 
     def __init__(
@@ -59,6 +62,9 @@ class Endpoint:
         prefer_grpc: bool = False,
         tentative: bool = False,
         timeout: float,
+        first_byte_timeout: float = inf,
+        idle_timeout: float = inf,
+        stream_timeout: float = inf,
         headers: Mapping[str, Secret],
         model: str = "",
         now: Callable[[], float],
@@ -78,8 +84,12 @@ class Endpoint:
         self._prefer_grpc = prefer_grpc
         self._tentative = tentative
         self._timeout = timeout
+        self._first_byte_timeout = first_byte_timeout
+        self._idle_timeout = idle_timeout
+        self._stream_timeout = stream_timeout
         self._headers = {name: secret.value for name, secret in headers.items()}
         self._now = now
+        self._deadlines = Deadlines(now)
         self._trail = (Hop("", (), endpoint=name),)
 
     @property
@@ -102,24 +112,23 @@ class Endpoint:
         if self._headers:
             request = replace(request, headers={**request.headers, **self._headers})
         _check_size(request)
-        own = now + self._timeout
+        own = now + (self._stream_timeout if request.stream else self._timeout)
+        asked = replace(request, deadline=own) if own < request.deadline else request
         self.in_flight += 1
         streams = False
         try:
             if request.stream:
-                async with asyncio.timeout(self._timeout):
-                    reply = await service(request)
+                with self._deadlines.until(now + self._timeout):
+                    reply = await service(asked)
             else:
-                reply = await service(replace(request, deadline=own) if own < request.deadline else request)
-            stream = watched(reply, self._left, self._timeout if request.stream else None)
+                reply = await service(asked)
+            stream = watched(reply, self._left, self._bound(request, own)) if isinstance(reply.body, Relay) else None
             streams = stream is not None
             # Whoever put a batch together knows its rows.
             trail = self._trail if request.origins else (Hop("", _rows(request), endpoint=self.name),)
             return replace(stream or reply, trail=trail)
-        except Expired:
-            if own < request.deadline:
-                raise TooSlow(f"'{self.name}' did not answer within {self._timeout:g} s") from None
-            raise
+        except Expired as late:
+            raise self._expired(late, request, own) from None
         except Unreachable as failure:
             if client is self._main:
                 self.ready, self.reason = False, failure.message
@@ -129,6 +138,27 @@ class Endpoint:
         finally:
             if not streams:
                 self.in_flight -= 1
+
+    def _expired(self, late: Expired, request: Request, own: float) -> Failure:
+        """What it means that a call ended at its deadline: of the policy's (`own` among them), or its caller's."""
+        if late.where == FIRST_BYTE:
+            return TooSlow(f"'{self.name}' began no answer within {self._first_byte_timeout:g} s")
+        if own >= request.deadline:
+            return Expired("backend", f"deadline exceeded in backend '{self.name}'")
+        if request.stream:
+            return TooSlow(f"'{self.name}' did not end its stream within {self._stream_timeout:g} s")
+        return TooSlow(f"'{self.name}' did not answer within {self._timeout:g} s")
+
+    def _bound(self, request: Request, own: float) -> Bound:
+        """How long the chunks of a relayed reply are waited for."""
+        idle = self._idle_timeout if request.stream else inf
+
+        def failure(late: TimeoutError | Expired) -> Failure:
+            if isinstance(late, Expired):
+                return self._expired(late, request, own)
+            return TooSlow(f"'{self.name}' sent nothing for {idle:g} s in the middle of its stream")
+
+        return Bound(lambda: self._deadlines.until(self._now() + idle), failure)
 
     def _left(self, error: BaseException | None) -> None:
         self.in_flight -= 1

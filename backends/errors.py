@@ -69,8 +69,12 @@ class Unreachable(Failure):
         self.retry_after = retry_after
 
 
+# Where a call expires of which nothing had been answered after the time that a policy gives a backend for that.
+FIRST_BYTE = "first byte"
+
+
 class Expired(Failure):
-    """The deadline passed; `where` names the stage (`edge`, `queue`, `backend`)."""
+    """The deadline passed; `where` names the stage (`edge`, `queue`, `gateway`, `backend`)."""
 
     def __init__(self, where: str, message: str = "") -> None:
         super().__init__(message or f"deadline exceeded in {where}")
@@ -79,6 +83,15 @@ class Expired(Failure):
 
 class TooSlow(Failure):
     """A backend took longer than the policy gives it, while the caller would still have waited."""
+
+
+class ShutDown(Failure):
+    """The gateway's time to drain was over before the request was: whether it was executed is unknown.
+
+    `retry_after` in seconds.
+    """
+
+    retry_after = 1.0
 
 
 class SlowCaller(Failure):

@@ -57,15 +57,16 @@ class Connection(asyncio.Protocol):
     """One connection of a pool, once `create_connection` has made it.
 
     `reused` says that it has served an exchange before, `since` when it was parked, `deadline` when its exchange must
-    have ended (the pool calls `fail` then), `gone` that it has left the pool, `lost` that its socket is closed. One to
-    an `address` that is no longer the host's is `retiring`: it serves no other exchange.
+    have ended (the pool calls `fail` then) or, where it is `hurried`, its response begun; `gone` that it has left the
+    pool, `lost` that its socket is closed. One to an `address` that is no longer the host's is `retiring`: it serves
+    no other exchange.
     """
 
     __slots__ = (
         "_body", "_chunked", "_done", "_fed", "_feed", "_head_only", "_headers", "_inflow", "_keep", "_loop", "_mark",
         "_named", "_parser", "_paused", "_pieces", "_poll", "_pool", "_seen", "_size", "_status", "_streaming", "_tail",
-        "_transport", "_vetted", "_waiter", "address", "counted", "deadline", "gone", "lost", "retiring", "reused",
-        "since",
+        "_total", "_transport", "_vetted", "_waiter", "address", "counted", "deadline", "gone", "hurried", "lost",
+        "retiring", "reused", "since",
     )  # fmt: skip
 
     _transport: asyncio.Transport
@@ -81,6 +82,8 @@ class Connection(asyncio.Protocol):
     _done: bool
     _paused: bool
     _vetted: bool
+    _total: float  # the deadline of an exchange that is hurried, once something of its response has come
+    hurried: bool
 
     def __init__(self, pool: Pool, loop: asyncio.AbstractEventLoop) -> None:
         self.deadline = inf
@@ -131,6 +134,11 @@ class Connection(asyncio.Protocol):
             self.drop()
             return None
         return waiter
+
+    def hurry(self, first: float) -> None:
+        """Have the exchange end at `first` already, where nothing of its response has come by then."""
+        if first < self.deadline:
+            self._total, self.deadline, self.hurried = self.deadline, first, True
 
     def cancel(self, waiter: Waiter) -> None:
         """Close the connection if `waiter`'s exchange is still on it."""
@@ -297,6 +305,8 @@ class Connection(asyncio.Protocol):
 
     def _go_on(self) -> None:
         """The response is not complete: limits, and the reader of a stream."""
+        if self.hurried:
+            self.deadline, self.hurried = self._total, False
         pool = self._pool
         limit = pool.max_header_bytes
         if not self._status:
@@ -358,7 +368,7 @@ class Connection(asyncio.Protocol):
         self._body = b""
         self._tail = b""
         self._fed = self._mark = self._seen = self._size = self._status = self._pieces = 0
-        self._done = self._keep = self._chunked = self._vetted = self._paused = False
+        self._done = self._keep = self._chunked = self._vetted = self._paused = self.hurried = False
 
     def _length(self) -> int:
         """The Content-Length, which the parser has checked; -1 where there is none."""

@@ -1,48 +1,64 @@
-"""A stream of chunks whose end is told exactly once, however it ends."""
+"""A stream of chunks whose end is told exactly once, however it ends, and whose chunks are waited for in bounds."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
+from typing import NamedTuple
 
+from backends.errors import Expired, Failure
 from backends.request import Relay, Reply, replace
 
 
-def watched(reply: Reply, ended: Callable[[BaseException | None], None], idle: float | None = None) -> Reply | None:
+class Bound(NamedTuple):
+    """How long each chunk is waited for: in a `block()`, which raises TimeoutError where that is too long.
+
+    `failure` is what that means, or what Expired means that the stream itself raised.
+    """
+
+    block: Callable[[], AbstractContextManager[None]]
+    failure: Callable[[TimeoutError | Expired], Failure]
+
+
+def watched(reply: Reply, ended: Callable[[BaseException | None], None], bound: Bound | None = None) -> Reply | None:
     """`reply` with its stream as a `Watched`; None where it has none, and is whole."""
     relay = reply.body
     if not isinstance(relay, Relay) or isinstance(relay.body, bytes):
         return None
-    return replace(reply, body=replace(relay, body=Watched(relay.body, ended, idle)))
+    return replace(reply, body=replace(relay, body=Watched(relay.body, ended, bound)))
 
 
 class Watched:
     """The chunks of `inner`; `ended(error)` is called when they are over (None), fail, or are left.
 
     A stream that is closed before its end, or dropped without a word, ends with CancelledError. An object and not a
-    generator, because a generator that was never started runs nothing when it is closed. `idle` bounds the wait for
-    each chunk, in seconds, and raises TimeoutError.
+    generator, because a generator that was never started runs nothing when it is closed.
     """
 
     def __init__(
-        self, inner: AsyncIterator[bytes], ended: Callable[[BaseException | None], None], idle: float | None = None
+        self, inner: AsyncIterator[bytes], ended: Callable[[BaseException | None], None], bound: Bound | None = None
     ) -> None:
         self._inner = inner
         self._ended: Callable[[BaseException | None], None] | None = ended
-        self._idle = idle
+        self._bound = bound
 
     def __aiter__(self) -> Watched:
         return self
 
     async def __anext__(self) -> bytes:
         try:
-            if self._idle is None:
+            if self._bound is None:
                 return await anext(self._inner)
-            async with asyncio.timeout(self._idle):
+            with self._bound.block():
                 return await anext(self._inner)
         except StopAsyncIteration:
             self._end(None)
             raise
+        except (TimeoutError, Expired) as late:
+            failure = self._bound.failure(late) if self._bound is not None else late
+            await self._close(failure)
+            raise failure from None
         except BaseException as error:
             await self._close(error)
             raise

@@ -33,6 +33,7 @@ from google.protobuf.message import DecodeError
 
 from backends.addresses import Resolve
 from backends.errors import (
+    FIRST_BYTE,
     BackendFailed,
     BadReply,
     ConnectionLost,
@@ -72,9 +73,10 @@ class TritonGrpc:
     """Answers inference calls (`Infer`) and relays all others (`RpcCall`).
 
     `address` is `host:port`. The channel is made by the first call, in its event loop: gRPC must not exist before a
-    fork. `connect_timeout` is in seconds; `max_message_bytes` bounds what is received. Safe for any number of calls at
-    once. A caller's cancellation cancels its call, at the backend too. Without `resolve` gRPC looks names up itself.
-    With `tls` the server must show a certificate for the host of `address`.
+    fork. `connect_timeout` is in seconds, as is `first_byte_timeout`, from when a call is made;
+    `max_message_bytes` bounds what is received. Safe for any number of calls at once. A caller's cancellation cancels
+    its call, at the backend too. Without `resolve` gRPC looks names up itself. With `tls` the server must show a
+    certificate for the host of `address`.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class TritonGrpc:
         now: Callable[[], float],
         connect_timeout: float,
         max_message_bytes: int,
+        first_byte_timeout: float = math.inf,
         resolve: Resolve | None = None,
         tls: ClientTls | None = None,
     ) -> None:
@@ -92,6 +95,7 @@ class TritonGrpc:
         self._credentials: Any = None
         self._now = now
         self._connect_timeout = connect_timeout
+        self._first_byte_timeout = first_byte_timeout
         self._max_message_bytes = max_message_bytes
         self._channels = Channels(address, self._connect, now, resolve)
 
@@ -193,10 +197,16 @@ class TritonGrpc:
     async def _unary(
         self, line: Line, method: Any, message: bytes, deadline: float, headers: Iterable[tuple[str, Any]]
     ) -> bytes:
-        call = method(message, timeout=self._left(deadline), metadata=metadata(headers), wait_for_ready=False)
+        left = self._left(deadline)
+        # A unary call's first byte is as good as its last: the backend is told the time that it really has.
+        hurried = self._first_byte_timeout < (math.inf if left is None else left)
+        timeout = self._first_byte_timeout if hurried else left
+        call = method(message, timeout=timeout, metadata=metadata(headers), wait_for_ready=False)
         try:
             reply: bytes = await call
         except grpc.aio.AioRpcError as error:
+            if hurried and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise Expired(FIRST_BYTE) from None
             raise self._failure(line, error.code(), error.details()) from None
         except asyncio.CancelledError:
             if _cancelled():
@@ -220,8 +230,12 @@ class TritonGrpc:
         call.add_done_callback(lambda _: line.leave())
         chunks = _Chunks(call, content.messages, partial(self._failure, line), self._address)
         try:
-            await chunks.begin()
-            initial = await call.initial_metadata()
+            async with asyncio.timeout(self._first_byte_timeout if self._first_byte_timeout < math.inf else None):
+                await chunks.begin()
+                initial = await call.initial_metadata()
+        except TimeoutError:
+            await chunks.aclose()
+            raise Expired(FIRST_BYTE) from None
         except BaseException:
             await chunks.aclose()
             raise

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from math import inf
 from urllib.parse import quote
 
 import msgspec
@@ -24,10 +25,15 @@ _QUEUE_FULL = ("exceeds maximum queue size", "queue is full", "queue full")
 
 
 class TritonHttp:
-    """Answers inference calls (`Infer`) and relays HTTP ones (`HttpCall`) through `client`."""
+    """Answers inference calls (`Infer`) and relays HTTP ones (`HttpCall`) through `client`, on whose clock it is.
 
-    def __init__(self, client: HttpClient) -> None:
+    The backend is told what is left of a deadline in the header `headrace-timeout-ms`, which another gateway hears. A
+    KServe parameter `timeout` stays as its caller wrote it: to Triton it is how long a call may wait in a queue.
+    """
+
+    def __init__(self, client: HttpClient, now: Callable[[], float]) -> None:
         self._client = client
+        self._now = now
 
     async def __call__(self, request: Request, /) -> Reply:
         if isinstance(request.content, Infer):
@@ -54,7 +60,7 @@ class TritonHttp:
     async def _infer(self, request: Request, infer: Infer) -> Reply:
         target = _infer_target(request.model, request.version)
         header_length, parts = write_request(infer)
-        headers = _encoded(request.headers)
+        headers = self._headers(request)
         if header_length is None:
             headers.append((b"content-type", b"application/json"))
         else:
@@ -74,11 +80,18 @@ class TritonHttp:
         return Reply(answer)
 
     async def _relay(self, request: Request, call: HttpCall) -> Reply:
-        headers = _encoded(request.headers)
+        headers = self._headers(request)
         named = {name for name, _ in headers}
         headers += [(name, value) for name, value in call.headers if name not in named]
         stream = await self._client.stream(call.method, call.target, headers, call.body, deadline=request.deadline)
         return Reply(Relay(stream.status, stream.headers, stream))
+
+    def _headers(self, request: Request) -> list[tuple[bytes, bytes]]:
+        headers = _encoded(request.headers)
+        if request.deadline < inf:
+            # Never 0, which would not be a time; whoever has less than a millisecond is told of one.
+            headers.append((b"headrace-timeout-ms", b"%d" % max(1, int((request.deadline - self._now()) * 1e3))))
+        return headers
 
 
 @lru_cache(512)

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Headrace's own virtual environment, for work on it and for the demo: environment.sh DIRECTORY
-# What the tests need beside it, and the demo does not: environment.sh redis
+# What the tests need beside it, and the demo does not: environment.sh redis, environment.sh nginx
 # What Debian and Ubuntu ship apart from Python is installed where we may, and named where we may not.
 set -eu
 
@@ -24,6 +24,19 @@ need() {
 if [ "$venv" = redis ]; then
     # The program is in redis-tools, under a second name; the package redis-server would add a service to the system.
     command -v redis-server >/dev/null || command -v redis-check-rdb >/dev/null || need redis-tools "redis-server"
+    exit
+fi
+
+if [ "$venv" = nginx ]; then
+    command -v nginx >/dev/null || [ -x /usr/sbin/nginx ] && exit
+    # Debian's way of saying that a package's service is not to be started: ours would take port 80.
+    policy=/usr/sbin/policy-rc.d
+    if [ "$(id -u)" = 0 ] && [ ! -e "$policy" ]; then
+        trap 'rm -f "$policy"' EXIT
+        printf '#!/bin/sh\nexit 101\n' >"$policy"
+        chmod 755 "$policy"
+    fi
+    need nginx-light nginx
     exit
 fi
 

@@ -1,8 +1,9 @@
 """The running gateway: clocks and chance are made here, servers started, signals answered, everything closed.
 
 Start: build the policy's stack, ask every endpoint once whether it is ready, open the ports. A backend that is down
-does not keep the gateway from starting. Stop (SIGTERM, SIGINT): not ready at once, new requests refused, what is in
-flight answered until the drain time is over.
+does not keep the gateway from starting.
+
+Stop (SIGTERM, SIGINT): not ready at once, then as `gateway.drain` has it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from gateway import respond
 from gateway.admin import admin, joined_admin, joined_metrics, metrics_page, own
 from gateway.body import Bodies
 from gateway.connect import Connect
+from gateway.drain import CLOSE_SECONDS, drain
 from gateway.grpc import GrpcEdge
 from gateway.http import HttpEdge
 from gateway.http1 import Http1Server
@@ -44,10 +46,6 @@ from policies import Policy, PolicyError
 from policies.spec import Address
 
 _log = logging.getLogger("headrace")
-# Kubernetes kills 30 s after SIGTERM; what is in flight has a deadline of that order too.
-DRAIN_SECONDS = 25
-# For what is still open then: the last bytes of answers, idle streams.
-_CLOSE_SECONDS = 2
 
 
 class Gateway:
@@ -158,14 +156,14 @@ class Gateway:
                 server = Http1Server(
                     application,
                     address,
-                    _CLOSE_SECONDS,
+                    CLOSE_SECONDS,
                     now=self._now,
                     report=self.report,
                     shared=shared,
                     tls=listen.tls,
                 )
             else:
-                server = HttpServer(application, address, _CLOSE_SECONDS, shared=shared)
+                server = HttpServer(application, address, CLOSE_SECONDS, shared=shared)
             await _started(name, server.start())
             self._servers.append(server)
             if isinstance(address, Address):
@@ -216,16 +214,9 @@ class Gateway:
 
     async def close(self) -> None:
         """Not ready at once; new requests refused, and those in flight answered; then everything closed."""
-        in_flight = self._things.in_flight
-        self._open, in_flight.draining = False, True
-        until = self._now() + DRAIN_SECONDS
-        while in_flight.count + in_flight.reading and self._now() < until:  # noqa: ASYNC110
-            # The ports stay open meanwhile, so that whoever asks is told, and not just turned away.
-            await asyncio.sleep(0.02)  # once in a process's life, so that no request has to signal its end
-        closing = [server.close() for server in self._servers]
-        if self._grpc is not None:
-            closing.append(self._grpc.stop(_CLOSE_SECONDS))
-        await asyncio.gather(*closing)
+        delay = self._own.limits.drain_delay if self._open else 0.0
+        self._open = False
+        await drain(self._things, self._own.limits.drain, delay, self._servers, self._grpc, self._now)
         if self._joined is not None:
             await self._joined.close()
         await self._probing.close()

@@ -6,8 +6,9 @@ import asyncio
 import re
 import zlib
 from collections.abc import Callable
+from math import inf
 
-from backends.errors import BadRequest, SlowCaller, TooLarge, UnknownEncoding
+from backends.errors import BadRequest, Expired, SlowCaller, TooLarge, UnknownEncoding
 from backends.tensor import shown
 from gateway.admit import InFlight
 from gateway.server import WHOLE, Receive, Scope
@@ -27,9 +28,9 @@ class Bodies:
         self._limits = limits
         self._in_flight = in_flight
 
-    async def decoded(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive) -> bytes:
-        """The body, decompressed where it is gzip or deflate."""
-        body = await self.read(scope, headers, receive)
+    async def decoded(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, wait: float = inf) -> bytes:
+        """The body, decompressed where it is gzip or deflate; its sender waits for `wait` seconds."""
+        body = await self.read(scope, headers, receive, wait)
         encoding = headers.get(b"content-encoding", b"identity").strip().lower()
         if encoding == b"identity":
             return body
@@ -39,23 +40,28 @@ class Bodies:
             )
         return _inflated(body, encoding.decode(), self._limits().body_bytes)
 
-    async def read(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive) -> bytes:
-        """The body as it came. Raises TooLarge before it is read, or while; SlowCaller where it takes too long."""
+    async def read(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, wait: float = inf) -> bytes:
+        """The body as it came. Raises TooLarge before it is read, or while.
+
+        SlowCaller where it takes longer than a request may, Expired where longer than the sender's `wait` in seconds.
+        """
         limits = self._limits()
         whole: bytes | None = scope[WHOLE]() if WHOLE in scope else None
         if whole is not None:
             if len(whole) > limits.body_bytes:
                 raise TooLarge(f"request body: expected at most {limits.body_bytes} bytes, got {len(whole)}")
-            self._in_flight.check(limits.in_flight)
+            self._in_flight.arrive(limits.in_flight)
             return whole
         length = headers.get(b"content-length")
         if length is not None and NUMBER.fullmatch(length) and int(length) > limits.body_bytes:
             raise TooLarge(f"request body: expected at most {limits.body_bytes} bytes, got {int(length)}")
         with self._in_flight.receiving(limits.in_flight):
             try:
-                async with asyncio.timeout(limits.timeout):
+                async with asyncio.timeout(min(limits.timeout, wait)):
                     return await _whole(receive, limits.body_bytes)
             except TimeoutError:
+                if wait < limits.timeout:
+                    raise Expired("edge", "deadline exceeded in edge, before all of the body had come") from None
                 raise SlowCaller(f"request body: expected all of it within {limits.timeout:g} s") from None
 
 

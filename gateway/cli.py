@@ -151,7 +151,8 @@ def serve(
             work(ALONE)
         else:
             now = time.monotonic  # noqa: TID251 - the supervisor's own: its process has no gateway/app.py
-            code = supervise(workers, listen, work, rereads=policy_file is not None, now=now)
+            drain = policy.limits.drain_delay + policy.limits.drain
+            code = supervise(workers, listen, work, drain=drain, rereads=policy_file is not None, now=now)
     except OSError as error:
         reason = error.strerror or str(error)
         _die(f"{reason}; see the flags --http, --grpc, --metrics, --admin" if "listener" in reason else reason)

@@ -9,6 +9,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from urllib.parse import urlsplit
 
 from backends.addresses import Resolve
@@ -58,6 +59,7 @@ class Connect:
 
     def _endpoint(self, backend: Backend, spec: EndpointSpec, tls: ClientTls) -> Endpoint:
         http = grpc = None
+        first_byte = inf if backend.first_byte_timeout is None else backend.first_byte_timeout
         if spec.http is not None:
             url = urlsplit(spec.http)
             client = HttpClient(
@@ -65,16 +67,18 @@ class Connect:
                 url.port or 80,
                 now=self.now,
                 connect_timeout=backend.connect_timeout,
+                first_byte_timeout=first_byte,
                 max_response_bytes=MAX_REPLY_BYTES,
                 resolve=self.resolve,
                 tls=tls if url.scheme == "https" else None,
             )
-            http = TritonHttp(client)
+            http = TritonHttp(client, self.now)
         if spec.grpc is not None:
             grpc = TritonGrpc(
                 spec.grpc_target,
                 now=self.now,
                 connect_timeout=backend.connect_timeout,
+                first_byte_timeout=first_byte,
                 max_message_bytes=MAX_REPLY_BYTES,
                 resolve=self.resolve,
                 tls=tls if spec.grpc_tls else None,
@@ -86,6 +90,9 @@ class Connect:
             prefer_grpc=backend.protocol == "grpc",
             tentative=self.tentative_grpc,
             timeout=backend.timeout,
+            first_byte_timeout=first_byte,
+            idle_timeout=backend.idle_timeout,
+            stream_timeout=inf if backend.stream_timeout is None else backend.stream_timeout,
             headers=backend.headers,
             model=backend.model,
             now=self.now,

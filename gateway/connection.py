@@ -1,7 +1,13 @@
 """One client's HTTP/1.1 connection: what it sends becomes exchanges, which are answered in their order.
 
 How it ends is half of it. Where its client may still be sending it lingers: what comes is read and dropped, within
-bounds, so that the answer is not lost to a reset. A client that goes away, be it by half, has its task cancelled.
+bounds, so that the answer is not lost to a reset.
+
+A client that goes away, be it by half, has its task cancelled within the same turn of the loop, also where it is not
+read because of what it has sent already (`gateway.departures`). By half, though a Triton answers a client that has only
+shut down its writing side: a client that closed altogether looks the same. Either sends a FIN, for which poll, epoll,
+SO_ERROR and TCP_INFO (CLOSE_WAIT) say the same; only our next bytes tell the two apart, by the reset that they bring,
+and the answer whose bytes these would be is what must not be computed for nobody. So an end counts as having left.
 """
 
 from __future__ import annotations
@@ -44,8 +50,8 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_deaf", "_drain", "_dropped", "_expects", "_fresh", "_headers", "_held", "_in_head", "_parser", "_peer",
-        "_reading", "_refusal", "_transport", "_unframed", "_unsent", "_unsent_since", "_url", "_waiting", "busy",
-        "gone", "paused", "server", "since",
+        "_reading", "_refusal", "_socket", "_transport", "_unframed", "_unsent", "_unsent_since", "_url", "_waiting",
+        "busy", "gone", "paused", "server", "since",
     )  # fmt: skip
 
     _transport: asyncio.Transport
@@ -74,6 +80,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
         self._peer = transport.get_extra_info("peername")
+        self._socket = transport.get_extra_info("socket").fileno()
         self.server.connections.add(self)
         if self.server.closing:
             self._transport.close()
@@ -105,6 +112,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.server.connections.discard(self)
+        if self._held:
+            self.server.departures.forget(self._socket)
         self._leave()
         del self._parser  # it and its protocol hold each other
 
@@ -223,11 +232,13 @@ class Connection(asyncio.Protocol):
         if not self._held and not self.gone:
             self._held = True
             self._transport.pause_reading()
+            self.server.departures.watch(self._socket, self._departed)
 
     def unhold(self) -> None:
-        """Reads on, where nothing else speaks against it: only who reads sees that a client leaves."""
+        """Reads on, where nothing else speaks against it."""
         if self._held and len(self._waiting) < _PIPELINED and not self.gone:
             self._held = False
+            self.server.departures.forget(self._socket)
             self._transport.resume_reading()
 
     def answered(self, exchange: Exchange) -> None:
@@ -324,6 +335,11 @@ class Connection(asyncio.Protocol):
         if busy is not None:
             busy.wake()
             busy.cancel()
+
+    def _departed(self) -> None:
+        """The client is gone, and what it sent before was not even read."""
+        self._leave()
+        self._transport.abort()
 
     # The server's side.
 

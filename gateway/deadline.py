@@ -1,15 +1,13 @@
-"""When a caller stops waiting: one rule for both edges, and the timer that holds them to it.
+"""When a caller stops waiting: one rule for both edges.
 
 `headrace-timeout-ms` (a decimal number above 0) and the KServe parameter `timeout` (whole microseconds, 0 for none)
-both count from now; the sooner one holds.
+both count from when a request arrives: over HTTP its head, over gRPC its message. The sooner one holds.
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
-from collections.abc import Callable
 
 from backends.errors import BadRequest
 from backends.tensor import shown
@@ -17,7 +15,7 @@ from backends.tensor import shown
 _MILLISECONDS = re.compile(r"\d{1,9}(\.\d{1,6})?", re.ASCII)
 
 
-def seconds(header: str | None, timeout_us: int | None) -> float:
+def seconds(header: str | None, timeout_us: int | None = None) -> float:
     """How long the caller waits, in seconds; infinite where neither says. Raises BadRequest.
 
     `timeout_us` has been checked with the other reserved parameters.
@@ -28,73 +26,3 @@ def seconds(header: str | None, timeout_us: int | None) -> float:
             raise BadRequest(f"headrace-timeout-ms: expected milliseconds above 0, got {shown(header)}")
         wait = float(header) / 1e3
     return min(wait, timeout_us / 1e6) if timeout_us else wait
-
-
-class Deadlines:
-    """`with deadlines.until(when):` raises TimeoutError where the block is not over at `when`, as asyncio.timeout does.
-
-    One timer for all blocks stands at the earliest deadline and, when it fires, looks through those that are open: a
-    block whose deadline is not the earliest costs a comparison, where a timer each would be made and cancelled.
-    """
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._open: set[_Until] = set()
-        self._next = math.inf
-        self._timer: asyncio.TimerHandle | None = None
-
-    def until(self, when: float) -> _Until:
-        """`when` in seconds on the clock; infinite: never."""
-        return _Until(self, when)
-
-    def add(self, block: _Until) -> None:
-        self._open.add(block)
-        if block.when < self._next:
-            self._set(block.when)
-
-    def drop(self, block: _Until) -> None:
-        self._open.discard(block)
-
-    def _set(self, when: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._next = when
-        # Timers have whole-millisecond grain and round: this much later, none fires before its time.
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, when - self._now()) + 0.001, self._ring)
-
-    def _ring(self) -> None:
-        self._timer, self._next = None, math.inf
-        now = self._now()
-        for block in [block for block in self._open if block.when <= now]:
-            self._open.discard(block)
-            block.expire()
-        soonest = min((block.when for block in self._open), default=math.inf)
-        if soonest < math.inf:
-            self._set(soonest)
-
-
-class _Until:
-    __slots__ = ("_all", "_cancelling", "_expired", "_task", "when")
-
-    def __init__(self, deadlines: Deadlines, when: float) -> None:
-        self._all = deadlines
-        self.when = when
-        self._expired = False
-
-    def __enter__(self) -> None:
-        if self.when < math.inf:
-            task = asyncio.current_task()
-            assert task is not None
-            self._task = task
-            self._cancelling = task.cancelling()
-            self._all.add(self)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if self.when < math.inf:
-            self._all.drop(self)
-            if self._expired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
-                raise TimeoutError from error
-
-    def expire(self) -> None:
-        self._expired = True
-        self._task.cancel()

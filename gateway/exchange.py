@@ -154,8 +154,8 @@ class Exchange:
     def _start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         if self.started:
             raise RuntimeError("a response was started twice")
-        if not self.complete:
-            self.keep = False  # whatever comes now belongs to a body that nobody reads
+        if not self.complete or self._connection.server.draining:
+            self.keep = False  # whatever comes now belongs to a body that nobody reads, or to another gateway
         bodiless = self.head_only or status in _BODILESS
         if status == 204:
             headers = [(name, value) for name, value in headers if name != b"content-length"]  # RFC 9110, 8.6

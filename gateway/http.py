@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from functools import lru_cache
+from math import inf
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -109,13 +110,15 @@ class HttpEdge:
             # A raw body has no names: only the backend knows what it means.
             await self._relay(scope, receive, send, model, raw=True)
             return
-        body = await self._bodies.decoded(scope, headers, receive)
+        began, wait = self._now(), _wait(headers)
+        body = await self._bodies.decoded(scope, headers, receive, wait)
         infer = read_request(body, int(length) if length is not None else None)
+        timeout_us = infer.parameters.get("timeout")
         request = Request(
             model=model,
             version=version,
             content=infer,
-            deadline=self._deadline(headers, infer.parameters.get("timeout")),
+            deadline=began + (min(wait, timeout_us / 1e6) if timeout_us else wait),
             headers=_forwarded(scope["headers"]),
             arrival=scope,
         )
@@ -138,7 +141,8 @@ class HttpEdge:
     ) -> None:
         """Passes a call on as it is, but for what would end the backend; a `raw` body is no JSON."""
         headers = dict(scope["headers"])
-        body = await self._bodies.decoded(scope, headers, receive)
+        began, wait = self._now(), _wait(headers)
+        body = await self._bodies.decoded(scope, headers, receive, wait)
         if not raw and too_deep(body):
             raise BadRequest(f"JSON is nested more than {MAX_NESTING} levels deep")
         query = scope["query_string"]
@@ -146,7 +150,7 @@ class HttpEdge:
         request = Request(
             model=model,
             content=HttpCall(scope["method"], target, _uncoded(_end_to_end(scope["headers"])), body),
-            deadline=self._deadline(headers, None),
+            deadline=began + wait,
             # The call carries its own headers; here stands only what a hop may change.
             headers=_joined((k, v) for k, v in scope["headers"] if k == b"traceparent"),
             stream=stream,
@@ -162,9 +166,11 @@ class HttpEdge:
             # cannot take what it has for the whole. The failure was recorded where the stream was made.
             return
 
-    def _deadline(self, headers: dict[bytes, bytes], timeout_us: Any) -> float:
-        given = headers.get(b"headrace-timeout-ms")
-        return self._now() + seconds(given.decode("latin-1") if given is not None else None, timeout_us)
+
+def _wait(headers: dict[bytes, bytes]) -> float:
+    """How long the caller waits, as far as its headers say, in seconds."""
+    given = headers.get(b"headrace-timeout-ms")
+    return inf if given is None else seconds(given.decode("latin-1"))
 
 
 def _model_of(path: list[str]) -> str:

@@ -27,6 +27,7 @@ from pathlib import Path
 from backends.secured import Secured
 from backends.tls import explained
 from gateway.connection import Connection
+from gateway.departures import Departures
 from gateway.server import HEAD_SECONDS, KEEP_ALIVE_SECONDS, Asgi, listen
 from gateway.tls import server_context
 from policies.spec import Address, ListenTls
@@ -70,7 +71,7 @@ class Http1Server:
         self.connections: set[Connection] = set()
         self.scheme = "https" if tls else "http"
         self.shaking: dict[Secured, float] = {}  # handshakes that are under way, and when they began
-        self.closing = False
+        self.draining = self.closing = False
         self.date = b""
         self.port = 0
         self._tls = server_context(tls) if tls else None
@@ -83,6 +84,7 @@ class Http1Server:
     async def start(self) -> None:
         """Opens the port. Raises OSError, naming the address, where it is taken."""
         self.loop = asyncio.get_running_loop()
+        self.departures = Departures()
         listener = listen(self._address, shared=self._shared)
         if isinstance(self._address, Address):
             self.port = listener.getsockname()[1]
@@ -93,6 +95,10 @@ class Http1Server:
     def renew(self, tls: ListenTls) -> None:
         """Connections that come from now on are shown this certificate, and checked by these authorities."""
         self._tls = server_context(tls)
+
+    def drain(self) -> None:
+        """From now on every answer is its connection's last; connections are taken as before."""
+        self.draining = True
 
     async def close(self) -> None:
         """Refuses new connections, answers what is in flight until the drain time is over, then cuts what is left."""
@@ -112,6 +118,7 @@ class Http1Server:
             await asyncio.wait(cut, timeout=_CUT_SECONDS)
         if self._timer is not None:
             self._timer.cancel()
+        self.departures.close()
 
     def _secured(self) -> Secured:
         assert self._tls is not None

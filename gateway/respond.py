@@ -17,6 +17,7 @@ from backends.errors import (
     Failure,
     NotFound,
     Rejected,
+    ShutDown,
     SlowCaller,
     TooLarge,
     TooSlow,
@@ -41,6 +42,7 @@ _STATUS: dict[type[Failure], tuple[int, int]] = {
     Unreachable: (503, 14),  # UNAVAILABLE
     Expired: (504, 4),  # DEADLINE_EXCEEDED
     TooSlow: (504, 4),
+    ShutDown: (503, 14),
     SlowCaller: (408, 4),
     ConnectionLost: (502, 14),
     BadReply: (502, 13),  # INTERNAL
@@ -88,7 +90,7 @@ def _arm(failure: Failure) -> Headers:
 
 
 def _retry_after(failure: Failure) -> Headers:
-    if isinstance(failure, Rejected | Unreachable):
+    if isinstance(failure, Rejected | Unreachable | ShutDown):
         return (("retry-after", str(max(1, math.ceil(failure.retry_after)))),)
     return ()
 

@@ -24,6 +24,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
+from backends.deadlines import Deadlines
 from backends.endpoint import Endpoint
 from backends.errors import NotFound
 from backends.request import Infer, Reply, Request, Service
@@ -71,6 +72,7 @@ class Things:
     stores: dict[tuple[str, str, Cache], Store] = field(default_factory=dict)
     redis: tuple[Redis, RedisStore] | None = None
     in_flight: InFlight = field(default_factory=InFlight)
+    deadlines: Deadlines | None = None
 
     def fork(self) -> Things:
         """A copy that another policy may be built with, while this one stays as it is."""
@@ -135,7 +137,9 @@ def build(policy: Policy, things: Things, tools: Tools) -> dict[str, Service]:
     first = min(policy.backends.values(), key=lambda backend: backend.local is not None)
     general = proxy or _plain(first, policy, things, tools)
     things.prune(policy)
-    admitted = Admit(Switch(routes, proxy, general), policy, things.in_flight, tools.now)
+    # The process's, as its requests in flight are: they are cut when it ends, whatever their policy.
+    things.deadlines = things.deadlines or Deadlines(tools.now)
+    admitted = Admit(Switch(routes, proxy, general), policy, things.in_flight, things.deadlines, tools.now)
     return {
         protocol: Observed(
             admitted,

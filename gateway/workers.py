@@ -37,8 +37,8 @@ from policies import Policy
 from policies.spec import Backend, Listen
 
 _log = logging.getLogger("headrace.workers")
-# A worker drains for 25 s, then closes what is open; Kubernetes kills 30 s after SIGTERM.
-_STOP_SECONDS = 30.0
+# What a worker may take beyond its time to drain: it closes what is open, and ends.
+STOP_SECONDS = 5.0
 # A worker that lived as long did not end by how it starts.
 _STEADY_SECONDS = 10.0
 _FIRST_PAUSE_SECONDS = 0.1
@@ -123,9 +123,17 @@ def reserve(listen: Listen, held: ExitStack) -> Listen:
 
 
 def supervise(
-    count: int, listen: Listen, serve: Callable[[Worker], None], *, rereads: bool, now: Callable[[], float]
+    count: int,
+    listen: Listen,
+    serve: Callable[[Worker], None],
+    *,
+    drain: float,
+    rereads: bool,
+    now: Callable[[], float],
 ) -> int:
     """Runs `serve` in `count` processes until SIGTERM or SIGINT; 0 where all of them drained in time, else 1.
+
+    `drain` is how long they take for it, in seconds; one that takes much longer is killed.
 
     `rereads` says whether SIGHUP means something to the workers; else it ends the supervisor, as it would any process.
     Raises OSError where a port is taken, or where a worker cannot start in its first life. Signals stay blocked: the
@@ -138,7 +146,8 @@ def supervise(
         held.callback(shutil.rmtree, folder, ignore_errors=True)
         # For good: one that comes in the last moment must not change the exit code.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-        return _Supervisor(count, Worker(count=count, folder=folder, listen=listen), serve, signals, before, now).run()
+        worker = Worker(count=count, folder=folder, listen=listen)
+        return _Supervisor(count, worker, serve, signals, before, drain, now).run()
 
 
 @dataclass(slots=True, eq=False)
@@ -162,6 +171,7 @@ class _Supervisor:
         serve: Callable[[Worker], None],
         signals: set[signal.Signals],
         mask: set[int] | set[signal.Signals],
+        drain: float,
         now: Callable[[], float],
     ) -> None:
         self._places = [_Place(index) for index in range(count)]
@@ -169,6 +179,7 @@ class _Supervisor:
         self._serve = serve
         self._signals = signals
         self._mask = mask
+        self._drain = drain
         self._now = now
         self._lifeline = os.pipe()
         self._until = math.inf  # when what still runs is killed; infinite while nobody wants an end
@@ -211,7 +222,7 @@ class _Supervisor:
 
     def _end(self) -> None:
         if self._until == math.inf:
-            self._until = self._now() + _STOP_SECONDS
+            self._until = self._now() + self._drain + STOP_SECONDS
             self._send(signal.SIGTERM)
 
     def _send(self, number: signal.Signals) -> None:

@@ -43,7 +43,10 @@ LOCAL: Either[Local] = either(
     section(Local, {"path": _MODEL, "threads": whole(1, 256)}),
 )
 # What is said of a server, and means nothing for a model in this process.
-_OF_SERVERS = ("kind", "protocol", "version", "connect_timeout", "headers", "tls")
+_OF_SERVERS = (
+    "kind", "protocol", "version", "connect_timeout", "first_byte_timeout", "idle_timeout", "stream_timeout", "headers",
+    "tls",
+)  # fmt: skip
 
 
 def _backend(name: str, endpoints: Any = (), local: Any = None, protocol: Any = None, **rest: Any) -> Backend:
@@ -104,6 +107,9 @@ BACKEND = section(
         "batch": BATCH.absent("calls are never merged"),
         "timeout": duration("1ms", "1d"),
         "connect_timeout": duration("1ms", "5m"),
+        "first_byte_timeout": duration("1ms", "1d").absent("the timeout"),
+        "idle_timeout": duration("1ms", "1d"),
+        "stream_timeout": duration("1ms", "30d").absent("a stream may last"),
         "headers": mapping("value", HEADER_VALUE, header_name),
         "tls": BACKEND_TLS,
     },

@@ -150,8 +150,15 @@ class Backend:
     model: str = ""  # the model's name on the server; empty: the public name (the route's) is passed on
     version: str = ""  # the model's version on the server; empty: the caller's wish, else the server's choice
     batch: Batch | None = None  # None: calls are never merged; merging needs a model whose axis 0 is rows
-    timeout: float = 30.0  # seconds for one call; the model servers' own clients wait about as long
+    timeout: float = (
+        30.0  # seconds for one call, or until a stream begins; the model servers' own clients wait about as long
+    )
     connect_timeout: float = 2.0  # seconds; one lost SYN is sent again after 1 s, a second one means that it is down
+    first_byte_timeout: float | None = (
+        None  # seconds from a request sent to the first of its answer; None: as `timeout`
+    )
+    idle_timeout: float = 30.0  # seconds between two chunks of a stream; a model that computes for longer is rare
+    stream_timeout: float | None = None  # seconds for the whole of a stream; None: as long as it goes on
     headers: Mapping[str, Secret] = field(default_factory=dict, hash=False)  # added to each call; lower-case names
     tls: BackendTls = BackendTls()  # for the addresses that are https:// or grpcs://
 
@@ -262,6 +269,8 @@ class Limits:
     in_flight: int = 4096  # requests; far above what keeps backends busy, and bounds memory with body_bytes
     body_bytes: int = 64 * MIB  # one request's body: a batch of 100 images of 224 x 224 x 3 FP32 is 57 MiB
     timeout: float = 30.0  # seconds for a request that brings no deadline
+    drain: float = 25.0  # seconds that what is in flight may take after SIGTERM; Kubernetes kills 30 s after it
+    drain_delay: float = 0.0  # seconds of going on as before it, but not ready: until balancers send nobody any more
 
 
 @dataclass(frozen=True, slots=True)

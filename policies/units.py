@@ -57,6 +57,8 @@ def size(text: str) -> int:
 def format_duration(seconds: float) -> str:
     """The shortest exact form in the largest fitting unit; `duration` reads it back."""
     exact = Decimal(repr(seconds))
+    if not exact:
+        return "0s"
     for unit in reversed(SECONDS):
         if exact >= SECONDS[unit] and exact % SECONDS[unit] == 0:
             return f"{int(exact / SECONDS[unit])}{unit}"

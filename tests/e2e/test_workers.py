@@ -242,7 +242,7 @@ def serve(worker):
         file.write("started\\n")
     worker.up()
 
-supervise(1, Listen(None, None, None, None), serve, rereads=False, now=time.monotonic)
+supervise(1, Listen(None, None, None, None), serve, drain=25, rereads=False, now=time.monotonic)
 """
     starts = tmp_path / "starts"
     with subprocess.Popen([sys.executable, "-c", script, str(starts)]) as process:

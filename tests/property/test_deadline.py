@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.deadline import Deadlines
+from backends.deadlines import Deadlines
 from tests.support.loop import run
 
 # Deadlines and steps fall on different fractions of a second: at the same instant either order would be right.
@@ -151,5 +151,31 @@ def test_the_clock_is_read_once_for_many_blocks() -> None:
         with deadlines.until(0.5):
             assert reads == 2
         assert not deadlines._open
+
+    run(main())
+
+
+def test_a_cut_ends_what_is_open_and_what_is_entered_later() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        deadlines = Deadlines(loop.time)
+        ended: list[float] = []
+
+        async def wait(when: float) -> None:
+            try:
+                with deadlines.until(when):
+                    await asyncio.sleep(60)
+            except TimeoutError:
+                ended.append(loop.time())
+
+        tasks = [asyncio.create_task(wait(when)) for when in (1.0, 30.0, math.inf)]
+        await asyncio.sleep(5)
+        assert (len(ended), deadlines.was_cut) == (1, False)
+        deadlines.cut()
+        await asyncio.gather(*tasks)
+        assert [round(at, 2) for at in ended] == [1.0, 5.0, 5.0]
+        with pytest.raises(TimeoutError), deadlines.until(math.inf):
+            ended.append(loop.time())
+        assert (len(ended), deadlines.was_cut, deadlines._open) == (3, True, set())
 
     run(main())

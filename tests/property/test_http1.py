@@ -67,6 +67,19 @@ class Transport:
     def setsockopt(self, *_: Any) -> None:
         pass
 
+    def fileno(self) -> int:
+        return -1
+
+
+class Unseen:
+    """Departures of clients that have no socket."""
+
+    def watch(self, *_: Any) -> None:
+        pass
+
+    def forget(self, *_: Any) -> None:
+        pass
+
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     """Method, target and body; streamed where the path says so."""
@@ -94,6 +107,7 @@ async def answers(pieces: list[bytes], pauses: list[int], app: Any = echo) -> tu
     reported: list[BaseException] = []
     server = Http1Server(app, Address("", 0), 1, now=asyncio.get_running_loop().time, report=reported.append)
     server.loop, server.date = asyncio.get_running_loop(), b"date: now\r\n"
+    server.departures = Unseen()  # type: ignore[assignment]
     connection = Connection(server)
     transport = Transport(connection)
     connection.connection_made(transport)  # type: ignore[arg-type]
@@ -254,6 +268,7 @@ def test_a_client_may_leave_at_any_moment(
 
         server = Http1Server(app, Address("", 0), 1, now=asyncio.get_running_loop().time, report=_raise)
         server.loop, server.date = asyncio.get_running_loop(), b"date: now\r\n"
+        server.departures = Unseen()  # type: ignore[assignment]
         connection = Connection(server)
         transport = Transport(connection)
         connection.connection_made(transport)  # type: ignore[arg-type]

@@ -110,6 +110,31 @@ async def read(receive: Receive) -> bytes:
     return body
 
 
+class Waiting:
+    """An application that waits in one way or another; counts how its tasks end."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+        self.started = self.cancelled = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.started += 1
+        try:
+            if self.how == "body":
+                await read(receive)
+                await asyncio.sleep(0)
+            elif self.how in ("stream", "slow reader"):
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                size = 10 if self.how == "stream" else 100_000
+                while True:
+                    await send({"type": "http.response.body", "body": b"a" * size, "more_body": True})
+                    await asyncio.sleep(0.005)
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     """The path, and the body once it has been read."""
     body = await read(receive)

@@ -65,14 +65,18 @@ def free_port(count: int = 1) -> int:
 
 @contextmanager
 def served(
-    folder: Path, *arguments: str, wait: Sequence[int] = (200,), tls: ssl.SSLContext | None = None
+    folder: Path,
+    *arguments: str,
+    wait: Sequence[int] = (200,),
+    first: int = 0,
+    tls: ssl.SSLContext | None = None,
 ) -> Iterator[Served]:
-    """`headrace serve ARGUMENTS` on free ports, once /readyz answers with one of `wait`; ended with the block.
+    """`headrace serve ARGUMENTS`, once /readyz answers with one of `wait`; ended with the block.
 
-    With `tls` it is asked by https.
+    On ports from `first` on, or on free ones. With `tls` it is asked by https.
     """
     # In a row: four single ones may be the same.
-    first = free_port(len(LISTENERS))
+    first = first or free_port(len(LISTENERS))
     ports = {name: f"127.0.0.1:{first + i}" for i, name in enumerate(LISTENERS)}
     log = folder / "headrace.log"
     flags = [part for name, address in ports.items() for part in (f"--{name}", address)]

@@ -8,10 +8,10 @@ import pytest
 from google.protobuf import json_format
 
 from backends.endpoint import Client, Endpoint
-from backends.errors import BadRequest, ConnectionLost, Failure, Rejected, Unreachable
+from backends.errors import FIRST_BYTE, BadRequest, ConnectionLost, Expired, Failure, Rejected, TooSlow, Unreachable
 from backends.proto.management_pb2 import ModelConfigResponse
 from backends.proto.model_config_pb2 import ModelConfig
-from backends.request import Answer, HttpCall, Infer, Relay, Reply, Request, Tensors, Wanted
+from backends.request import Answer, HttpCall, Infer, Relay, Reply, Request, Tensors, Wanted, replace
 from backends.tensor import Tensor
 from tests.support.loop import run
 from tests.support.strategies import call
@@ -140,5 +140,71 @@ def test_a_call_crosses_to_the_protocol_that_there_is() -> None:
         with pytest.raises(Unreachable):
             await (replica := endpoint(None, Server(Unreachable("refused"))))(RELAYED)
         assert replica.ready is False
+
+    run(main())
+
+
+class Streaming(Server):
+    """Begins an answer after `first` seconds; its chunks come after the others."""
+
+    def __init__(self, first: float, *chunks: float) -> None:
+        super().__init__()
+        self.first = first
+        self.chunks = chunks
+        self.deadlines: list[float] = []
+
+    async def __call__(self, request: Request, /) -> Reply:
+        self.deadlines.append(request.deadline)
+        await asyncio.sleep(self.first)
+        return Reply(Relay(200, (), self._chunks()))
+
+    async def _chunks(self) -> Any:
+        for seconds in self.chunks:
+            await asyncio.sleep(seconds)
+            yield b"."
+
+
+STREAM = Request(model="m", content=HttpCall("POST", "/v2/models/m/generate_stream"), stream=True)
+
+
+@pytest.mark.parametrize(
+    ("server", "request_", "why"),
+    [
+        (Streaming(9, 4, 4), STREAM, ""),
+        (Streaming(11), STREAM, "'e' sent nothing for 10 s"),
+        (Streaming(1, 4, 6), STREAM, "'e' sent nothing for 5 s in the middle of its stream"),
+        (Streaming(1, 6), RELAYED, ""),
+        (Server(Expired(FIRST_BYTE)), INFER, "'e' began no answer within 2 s"),
+        (Server(Expired("backend")), INFER, "'e' did not answer within 10 s"),
+        (Server(Expired("backend")), STREAM, "'e' did not end its stream within 60 s"),
+        (Server(Expired("backend")), replace(INFER, deadline=1.0), "deadline exceeded in backend 'e'"),
+        (Server(Expired("backend")), replace(STREAM, deadline=1.0), "deadline exceeded in backend 'e'"),
+    ],
+)
+def test_each_limit_has_its_own_words(server: Server, request_: Request, why: str) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        replica = Endpoint(
+            "e",
+            http=server,
+            timeout=10.0,
+            first_byte_timeout=2.0,
+            idle_timeout=5.0,
+            stream_timeout=60.0,
+            headers={},
+            now=loop.time,
+        )
+        message = ""
+        try:
+            relay = (await replica(request_)).body
+            assert isinstance(relay, Relay)
+            assert not isinstance(relay.body, bytes)
+            assert [chunk async for chunk in relay.body]
+        except (TooSlow, Expired) as failure:
+            message = failure.message
+        assert message == why
+        assert replica.in_flight == 0
+        if isinstance(server, Streaming):
+            assert server.deadlines == [60.0 if request_.stream else 10.0]
 
     run(main())

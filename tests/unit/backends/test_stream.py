@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from backends.errors import ConnectionLost
-from backends.stream import Watched
+from backends.deadlines import Deadlines
+from backends.errors import ConnectionLost, Expired, TooSlow
+from backends.stream import Bound, Watched
+from tests.support.loop import run as loop_run
 
 
 async def chunks(*given: bytes | Exception, wait: float = 0) -> AsyncIterator[bytes]:
@@ -68,8 +70,14 @@ def test_a_stream_that_is_dropped_is_told() -> None:
 def test_a_chunk_that_does_not_come_in_time() -> None:
     async def run() -> None:
         ends: list[BaseException | None] = []
-        with pytest.raises(TimeoutError):
-            await anext(Watched(chunks(b"a", wait=5), ends.append, idle=0.01))
-        assert [type(error) for error in ends] == [TimeoutError]
+        loop = asyncio.get_running_loop()
+        deadlines = Deadlines(loop.time)
+        bound = Bound(lambda: deadlines.until(loop.time() + 1.0), lambda late: TooSlow(f"{type(late).__name__}"))
+        stream = Watched(chunks(b"a", b"b", wait=0.6), ends.append, bound)
+        assert [chunk async for chunk in stream] == [b"a", b"b"]  # each in time, though not both
+        for late, what in ((chunks(b"a", wait=5), "TimeoutError"), (chunks(Expired("backend")), "Expired")):
+            with pytest.raises(TooSlow, match=what):
+                await anext(Watched(late, ends.append, bound))
+        assert [type(error) for error in ends] == [type(None), TooSlow, TooSlow]
 
-    asyncio.run(run())
+    loop_run(run())

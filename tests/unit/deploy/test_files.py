@@ -15,16 +15,17 @@ from typing import Any, NamedTuple
 import pytest
 from ruamel.yaml import YAML
 
-from gateway.app import _CLOSE_SECONDS, DRAIN_SECONDS
+from gateway.drain import CLOSE_SECONDS
 from gateway.telemetry import _FLUSH_SECONDS
-from gateway.workers import _STOP_SECONDS
+from gateway.workers import STOP_SECONDS
 from policies import Policy, parse
+from policies.spec import Limits
 from policies.units import duration
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-LONGEST_END = max(DRAIN_SECONDS + _CLOSE_SECONDS + _FLUSH_SECONDS, _STOP_SECONDS)
+LONGEST_END = Limits().drain_delay + Limits().drain + max(CLOSE_SECONDS + _FLUSH_SECONDS, STOP_SECONDS)
 # A name, perhaps with a registry's, and a version; `latest` is whatever somebody pushed last.
 PINNED = re.compile(r"[a-z0-9./-]+:(?!latest)[a-z0-9.-]*[0-9]+\.[0-9]+[a-z0-9.-]*(@sha256:[0-9a-f]{64})?")
 PORTS = ("8000", "8001", "8002", "8003")

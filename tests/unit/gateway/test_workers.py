@@ -96,7 +96,7 @@ def supervisor(monkeypatch: pytest.MonkeyPatch, error: str = "fork") -> _Supervi
     def nothing_left(*_: object) -> int:
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
-    made = _Supervisor(2, Worker(count=2), lambda _: None, {signal.SIGCHLD}, set(), lambda: 100.0)
+    made = _Supervisor(2, Worker(count=2), lambda _: None, {signal.SIGCHLD}, set(), 25.0, lambda: 100.0)
     monkeypatch.setattr(f"gateway.workers.os.{error}", nothing_left)
     return made
 

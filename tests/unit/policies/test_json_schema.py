@@ -26,6 +26,9 @@ backends:
     version: 3
     batch: {max_rows: 8, slots: "${SLOTS:-3}", queue_rows: 64, queue_time: 250 ms}
     timeout: 1.5s
+    first_byte_timeout: 300ms
+    idle_timeout: 5s
+    stream_timeout: 1h
     headers: {Authorization: "Bearer ${TOKEN:-t}", x-number: 12, x-flag: true}
 routes:
   r:
@@ -34,7 +37,7 @@ routes:
       - {backend: a}
     cache: {store: memory, entries: 10, bytes: 1048576, ttl: 5m}
   s: {backend: a, timeout: 2s}
-limits: {in_flight: 10, body_bytes: 1MB}
+limits: {in_flight: 10, body_bytes: 1MB, drain: 0s, drain_delay: 5s}
 telemetry: {response_headers: "${SHOW:-false}", traces: {per_second: 0.5, keep: 0}}
 x-free: [anything]
 """
@@ -96,5 +99,5 @@ def test_what_the_readers_refuse_is_marked(right: str, wrong: str) -> None:
 def test_defaults_are_told_as_they_are_written() -> None:
     limits = json.loads(json_schema())["properties"]["limits"]["properties"]
     assert {key: part["default"] for key, part in limits.items()} == {
-        "in_flight": 4096, "body_bytes": "64MiB", "timeout": "30s",
+        "in_flight": 4096, "body_bytes": "64MiB", "timeout": "30s", "drain": "25s", "drain_delay": "0s",
     }  # fmt: skip

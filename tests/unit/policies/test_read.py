@@ -166,7 +166,7 @@ EXACT = {
         "p.yaml:9: routes.r.tiers[0].accept.treshold: unknown key; did you mean 'threshold'?",
     ],
     BASE + "limits: {qqq: 1}": [
-        "p.yaml:4: limits.qqq: unknown key; expected one of body_bytes, in_flight, timeout",
+        "p.yaml:4: limits.qqq: unknown key; expected one of body_bytes, drain, drain_delay, in_flight, timeout",
     ],
     BASE + "y-anchors: 1": [
         "p.yaml:4: y-anchors: unknown key; expected one of backends, include, limits, listen, proxy, redis, routes, "
@@ -189,7 +189,7 @@ EXACT = {
         "telemetry, got a list",
     ],
     BASE + "limits:": [
-        "p.yaml:4: limits: expected a mapping with in_flight, body_bytes, timeout, got nothing;"
+        "p.yaml:4: limits: expected a mapping with in_flight, body_bytes, timeout, drain, drain_delay, got nothing;"
         " delete the key, or write {} for the defaults",
     ],
     # Names and references.
@@ -328,8 +328,8 @@ def test_problems_of_all_sections_come_at_once_in_the_order_of_lines() -> None:
         "p.yaml:1: limits.in_flight: expected a whole number from 1 to 1000000, got 0",
         "p.yaml:2: proxy: backends has no 'x'; expected one of b",
         "p.yaml:4: backends.b.endpoints[0]: the environment has no HOST; set it, or write ${HOST:-default}",
-        "p.yaml:4: backends.b.x: unknown key; expected one of batch, connect_timeout, endpoints, headers, kind, local, model,"
-        " protocol, timeout, tls, version",
+        "p.yaml:4: backends.b.x: unknown key; expected one of batch, connect_timeout, endpoints, first_byte_timeout,"
+        " headers, idle_timeout, kind, local, model, protocol, stream_timeout, timeout, ...",
         "p.yaml:5: routes.r: expected a mapping with backend, tiers, experiment, cache, fallback, timeout, got 1",
     ]
 

@@ -96,7 +96,7 @@ def test_anything_else_is_wrong_in_one_line(text: str) -> None:
 
 def test_formats_choose_the_largest_exact_unit() -> None:
     assert [format_duration(s) for s in (0.00025, 0.01, 1.5, 90.0, 86400.0, 0.0)] == [
-        "250us", "10ms", "1500ms", "90s", "1d", "0.0s",
+        "250us", "10ms", "1500ms", "90s", "1d", "0s",
     ]  # fmt: skip
     assert [format_size(n) for n in (0, 1000, 1024, 2**28)] == ["0B", "1000B", "1KiB", "256MiB"]
     assert set(BYTES) >= {"B", "KiB", "MiB", "GiB", "TiB"}
