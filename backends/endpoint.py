@@ -6,18 +6,21 @@ was guessed, not given: it is used once it has answered.
 
 An endpoint is down from the first call that cannot reach it (Unreachable), so that the very next decision looks
 elsewhere; only `probe` says that it is ready (again). A relayed call over the other protocol than that of the tensors
-tells nothing: its port may be closed for good.
+tells nothing: its port may be closed for good. A model that it fails again and again, ready or not, is avoided here for
+a while (`backends.outlier`); the outcome of a stream is that of its end.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 
 from backends import rows
-from backends.errors import BadRequest, Expired, TooSlow, Unreachable, Unsupported
-from backends.request import Hop, HttpCall, Infer, Reply, Request, RpcCall, Service, replace
+from backends.errors import BackendFailed, BadRequest, Expired, Failure, TooSlow, Unreachable, Unsupported
+from backends.outlier import Outliers, blames
+from backends.request import Hop, HttpCall, Infer, Relay, Reply, Request, RpcCall, Service, computes, replace
 from backends.stream import watched
 from policies.spec import Secret
 
@@ -43,7 +46,8 @@ class Endpoint:
     """A replica named `name` as a service.
 
     `model` is the one that it must have ready; empty: the server's own word is enough. `timeout` bounds each call, and
-    the wait for each chunk of a stream, in seconds. `headers` go with every call (credentials).
+    the wait for each chunk of a stream, in seconds. `headers` go with every call (credentials). `observe` is told of a
+    model that begins to be avoided, with the reason, and without one when it no longer is.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class Endpoint:
         headers: Mapping[str, Secret],
         model: str = "",
         now: Callable[[], float],
+        observe: Callable[[str, str], None] = lambda model, reason: None,
     ) -> None:
         self.name = name
         self.in_flight = 0
@@ -76,6 +81,8 @@ class Endpoint:
         self._timeout = timeout
         self._headers = {name: secret.value for name, secret in headers.items()}
         self._now = now
+        self._observe = observe
+        self.outliers = Outliers()
         self._trail = (Hop("", (), endpoint=name),)
 
     @property
@@ -99,6 +106,8 @@ class Endpoint:
             request = replace(request, headers={**request.headers, **self._headers})
         _check_size(request)
         own = now + self._timeout
+        if self.outliers:
+            self.outliers.begin(request.model, now)
         self.in_flight += 1
         streams = False
         try:
@@ -107,27 +116,71 @@ class Endpoint:
                     reply = await client(request)
             else:
                 reply = await client(replace(request, deadline=own) if own < request.deadline else request)
-            stream = watched(reply, self._left, self._timeout if request.stream else None)
-            streams = stream is not None
+            if isinstance(request.content, Infer):
+                if self.outliers:
+                    self.answered(request.model)
+                stream = None
+            else:
+                left = partial(self._left, request, reply)
+                stream = watched(reply, left, self._timeout if request.stream else None)
+                streams = stream is not None
             # Whoever put a batch together knows its rows.
             trail = self._trail if request.origins else (Hop("", _rows(request), endpoint=self.name),)
             return replace(stream or reply, trail=trail)
         except Expired:
             if own < request.deadline:
-                raise TooSlow(f"'{self.name}' did not answer within {self._timeout:g} s") from None
+                raise self._failed(
+                    request, TooSlow(f"'{self.name}' did not answer within {self._timeout:g} s")
+                ) from None
             raise
         except Unreachable as failure:
             if client is self._main:
                 self.ready, self.reason = False, failure.message
             raise
         except TimeoutError:
-            raise TooSlow(f"'{self.name}' sent nothing for {self._timeout:g} s") from None
+            raise self._failed(request, TooSlow(f"'{self.name}' sent nothing for {self._timeout:g} s")) from None
+        except Failure as failure:
+            self._failed(request, failure)
+            raise
         finally:
             if not streams:
                 self.in_flight -= 1
 
-    def _left(self, error: BaseException | None) -> None:
+    def avoids(self, model: str) -> bool:
+        """Whether another replica should be asked for `model`, which this one has failed lately."""
+        return bool(self.outliers) and self.outliers.avoided(model, self._now())
+
+    def avoided(self) -> dict[str, str]:
+        """The models that are avoided here, with why."""
+        return self.outliers.reasons(self._now())
+
+    def answered(self, model: str) -> None:
+        """Closes the case of `model`, which has been answered, or loaded anew."""
+        if self.outliers.answered(model):
+            self._observe(model, "")
+
+    def _failed(self, request: Request, failure: Failure) -> Failure:
+        # A batch that fails is run again by halves: one bad row would count several times.
+        if len(request.origins) < 2 and blames(failure) and computes(request):
+            now = self._now()
+            if self.outliers.failed(request.model, now, failure.message):
+                self._observe(request.model, self.outliers.reasons(now)[request.model])
+        return failure
+
+    def _left(self, request: Request, reply: Reply, error: BaseException | None) -> None:
+        """A relayed call is over."""
         self.in_flight -= 1
+        status = reply.body.status if isinstance(reply.body, Relay) else 200
+        if isinstance(error, TimeoutError):
+            error = TooSlow(f"'{self.name}' sent nothing for {self._timeout:g} s")
+        elif error is None and status >= 400:
+            error = BackendFailed(f"'{self.name}' answered {status}", status)
+        if isinstance(error, Failure):
+            # What a relayed 503 says was not read: it may be a full queue.
+            if not (isinstance(error, BackendFailed) and not error.grpc and error.status == 503):
+                self._failed(request, error)
+        elif error is None and self.outliers and computes(request):
+            self.answered(request.model)
 
     async def probe(self, seconds: float) -> bool:
         """Asks whether the replica, and its model, is ready, for at most `seconds`; remembers the answer and why."""

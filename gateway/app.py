@@ -33,6 +33,7 @@ from gateway.http import HttpEdge
 from gateway.http1 import Http1Server
 from gateway.joined import Joined, clients
 from gateway.metrics import Metrics
+from gateway.observe import model_avoided
 from gateway.probe import Probing
 from gateway.reload import Reload, Snapshot
 from gateway.server import Asgi, HttpServer
@@ -91,7 +92,7 @@ class Gateway:
         )
         self.metrics.watch_in_flight(lambda: self._things.in_flight.count)
         self.metrics.watch_stores(lambda: [(s.name, s.up, s.dropped) for _, s in filter(None, [self._things.redis])])
-        connect = Connect(self._now, tentative_grpc)
+        connect = Connect(self._now, tentative_grpc, avoided=model_avoided(self.metrics))
         self._tools = Tools(self._now, self.tracing, self.metrics, connect, random.Random())
         self.reload = Reload(self._snapshot(policy, Things()), self._snapshot)
         self._observed()
@@ -126,6 +127,7 @@ class Gateway:
                         "reason": e.reason,
                         "protocol": e.protocol,
                         "in_flight": e.in_flight,
+                        "avoided": e.avoided(),
                     }
                     for e in endpoints
                 ]

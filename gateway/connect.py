@@ -9,6 +9,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import urlsplit
 
 from backends.addresses import Resolve
@@ -32,11 +33,15 @@ async def look_up(host: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Makes endpoints. `tentative_grpc` says that gRPC addresses were guessed, and are used once they answer."""
+    """Makes endpoints. `tentative_grpc` says that gRPC addresses were guessed, and are used once they answer.
+
+    `avoided` is told of models that an endpoint is avoided for: backend, endpoint, model, and why (empty: no more).
+    """
 
     now: Callable[[], float]
     tentative_grpc: bool = False
     resolve: Resolve = look_up
+    avoided: Callable[[str, str, str, str], None] = lambda backend, endpoint, model, reason: None
 
     def __call__(self, backend: Backend) -> tuple[Endpoint, ...]:
         if backend.local is not None:
@@ -52,6 +57,7 @@ class Connect:
             timeout=backend.timeout,
             headers=backend.headers,
             now=self.now,
+            observe=partial(self.avoided, backend.name, client.name),
         )
 
     def _endpoint(self, backend: Backend, spec: EndpointSpec) -> Endpoint:
@@ -85,4 +91,5 @@ class Connect:
             headers=backend.headers,
             model=backend.model,
             now=self.now,
+            observe=partial(self.avoided, backend.name, str(spec)),
         )

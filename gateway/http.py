@@ -111,6 +111,9 @@ class HttpEdge:
             return
         body = await self._bodies.decoded(scope, headers, receive)
         infer = read_request(body, int(length) if length is not None else None)
+        if infer.regions:
+            await self._forward(scope, send, model, body, timeout=infer.parameters.get("timeout"), regions=True)
+            return
         request = Request(
             model=model,
             version=version,
@@ -141,16 +144,31 @@ class HttpEdge:
         body = await self._bodies.decoded(scope, headers, receive)
         if not raw and too_deep(body):
             raise BadRequest(f"JSON is nested more than {MAX_NESTING} levels deep")
+        await self._forward(scope, send, model, body, stream=stream)
+
+    async def _forward(
+        self,
+        scope: Scope,
+        send: Send,
+        model: str,
+        body: bytes,
+        *,
+        timeout: Any = None,
+        stream: bool = False,
+        regions: bool = False,
+    ) -> None:
+        """Relays a call whose body has been read; `timeout` is the body's own, in microseconds."""
         query = scope["query_string"]
         target = scope["raw_path"].decode("latin-1") + (f"?{query.decode('latin-1')}" if query else "")
         request = Request(
             model=model,
             content=HttpCall(scope["method"], target, _uncoded(_end_to_end(scope["headers"])), body),
-            deadline=self._deadline(headers, None),
+            deadline=self._deadline(dict(scope["headers"]), timeout),
             # The call carries its own headers; here stands only what a hop may change.
             headers=_joined((k, v) for k, v in scope["headers"] if k == b"traceparent"),
             stream=stream,
             arrival=scope,
+            regions=regions,
         )
         scope[_ASKED] = True
         reply = await self._service(request)

@@ -93,6 +93,11 @@ class Backend:
     timeout: float = 30.0  # seconds for one call; the model servers' own clients wait about as long
     connect_timeout: float = 2.0  # seconds; one lost SYN is sent again after 1 s, a second one means that it is down
     headers: Mapping[str, Secret] = field(default_factory=dict, hash=False)  # added to each call; lower-case names
+    ready_replicas: int = 1  # replicas that must have a model ready for it to be called ready; one can answer
+    # Whether callers may change the servers: load and unload models, set tracing and logging. On all replicas, or none.
+    control: bool = False
+    # Whether the one replica shares the callers' machine, so that tensors may stay in memory that both see.
+    shared_memory: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "headers", MappingProxyType(dict(self.headers)))

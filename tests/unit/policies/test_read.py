@@ -328,8 +328,8 @@ def test_problems_of_all_sections_come_at_once_in_the_order_of_lines() -> None:
         "p.yaml:1: limits.in_flight: expected a whole number from 1 to 1000000, got 0",
         "p.yaml:2: proxy: backends has no 'x'; expected one of b",
         "p.yaml:4: backends.b.endpoints[0]: the environment has no HOST; set it, or write ${HOST:-default}",
-        "p.yaml:4: backends.b.x: unknown key; expected one of batch, connect_timeout, endpoints, headers, kind, local, model,"
-        " protocol, timeout, version",
+        "p.yaml:4: backends.b.x: unknown key; expected one of batch, connect_timeout, control, endpoints, headers, kind,"
+        " local, model, protocol, ready_replicas, shared_memory, timeout, ...",
         "p.yaml:5: routes.r: expected a mapping with backend, tiers, experiment, cache, fallback, timeout, got 1",
     ]
 
