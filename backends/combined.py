@@ -124,7 +124,8 @@ def statistics(documents: Sequence[Document]) -> Document:
 
 def _added_model(one: Document, other: Document) -> Document:
     made = _added(one, other)
-    made["last_inference"] = max(one.get("last_inference", 0), other.get("last_inference", 0))
+    if "last_inference" in made:
+        made["last_inference"] = max(one.get("last_inference", 0), other.get("last_inference", 0))
     for field, key in (("batch_stats", ("batch_size",)), ("memory_usage", ("type", "id"))):
         if field in one or field in other:
             made[field] = _united([_list(one, field), _list(other, field)], key, _added_but(key))

@@ -106,7 +106,7 @@ class Endpoint:
             request = replace(request, headers={**request.headers, **self._headers})
         _check_size(request)
         own = now + self._timeout
-        if self.outliers:
+        if self.outliers and computes(request):
             self.outliers.begin(request.model, now)
         self.in_flight += 1
         streams = False
@@ -118,7 +118,7 @@ class Endpoint:
                 reply = await client(replace(request, deadline=own) if own < request.deadline else request)
             if isinstance(request.content, Infer):
                 if self.outliers:
-                    self.answered(request.model)
+                    self._answered(request.model)
                 stream = None
             else:
                 left = partial(self._left, request, reply)
@@ -154,8 +154,11 @@ class Endpoint:
         """The models that are avoided here, with why."""
         return self.outliers.reasons(self._now())
 
-    def answered(self, model: str) -> None:
-        """Closes the case of `model`, which has been answered, or loaded anew."""
+    def retry(self, model: str) -> None:
+        """Lets the next call for `model` come here, avoided or not: it has been loaded, which may have been a cure."""
+        self.outliers.retry(model, self._now())
+
+    def _answered(self, model: str) -> None:
         if self.outliers.answered(model):
             self._observe(model, "")
 
@@ -180,7 +183,7 @@ class Endpoint:
             if not (isinstance(error, BackendFailed) and not error.grpc and error.status == 503):
                 self._failed(request, error)
         elif error is None and self.outliers and computes(request):
-            self.answered(request.model)
+            self._answered(request.model)
 
     async def probe(self, seconds: float) -> bool:
         """Asks whether the replica, and its model, is ready, for at most `seconds`; remembers the answer and why."""

@@ -85,8 +85,14 @@ class Outliers:
         case.trial = False
         return first
 
+    def retry(self, model: str, now: float) -> None:
+        """A trial is due: something was done about `model`. Whether it helped, only an answer tells."""
+        case = self._cases.get(model)
+        if case is not None:
+            case.until = now
+
     def answered(self, model: str) -> bool:
-        """A call was answered, or the model was loaded anew; whether `model` had been avoided until now."""
+        """A call was answered; whether `model` had been avoided until now."""
         case = self._cases.pop(model, None)
         return case is not None and case.times > 0
 

@@ -3,7 +3,7 @@
 What the replicas say is put together so that it is true of the backend (`backends.combined`): a model is ready where
 as many replicas as the policy wants have it ready, statistics are summed, the repository index is a union. Metadata,
 configuration and settings are those of the first replica that tells them, and that others say something else is told
-in the log. Replicas that are known to be down are not asked while others are up.
+in the log. For these, replicas that are known to be down are not asked while others are up.
 
 What would change the servers needs the policy's `control`; it goes to every replica, and has succeeded where all of
 them say so. Shared memory needs the policy's `shared_memory`, which there is for one replica only.
@@ -101,8 +101,10 @@ class Replicas:
             return await self._ready(request, message)
         if len(self._services) == 1 and ask is not Ask.SERVER:
             return await self._chosen(request)
-        asked = [i for i, endpoint in enumerate(self._endpoints) if endpoint.ready is not False]
-        told = await self._ask(asked or range(len(self._endpoints)), _uncompressed(request), message)
+        # What is summed or united needs all of them; what one tells needs one that is up.
+        every = range(len(self._endpoints))
+        asked = every if ask in (Ask.STATISTICS, Ask.INDEX) else self._up() or every
+        told = await self._ask(asked, _uncompressed(request), message)
         good = [each for each in told if each.failure is None]
         if not good:
             return _failing(told)
@@ -118,7 +120,7 @@ class Replicas:
         if ask is Ask.LOAD:
             for each in told:
                 if each.failure is None:
-                    self._endpoints[each.index].answered(request.model)
+                    self._endpoints[each.index].retry(request.model)
         failed = [each for each in told if each.failure is not None]
         if not failed:
             return _reply(told[0])
@@ -132,10 +134,14 @@ class Replicas:
 
     async def _ready(self, request: Request, message: bytes) -> Reply:
         """Ready where enough replicas say so and do not fail the model all the time; else no, in a server's words."""
-        asked = [i for i, endpoint in enumerate(self._endpoints) if endpoint.ready is not False]
-        told = await self._ask(asked or range(len(self._endpoints)), request, message)
-        good = [each for each in told if each.failure is None and self._says_ready(request, each)]
-        ready = [each for each in good if not self._endpoints[each.index].avoids(request.model)]
+        up = self._up()
+        told = await self._ask(up, request, message)
+        good, ready = self._good(request, told)
+        if len(ready) < self._backend.ready_replicas:
+            # What is known of the others may be a second old.
+            down = [i for i in range(len(self._endpoints)) if i not in up]
+            told += await self._ask(down, request, message)
+            good, ready = self._good(request, told)
         if len(ready) >= self._backend.ready_replicas:
             return _reply(ready[0])
         if isinstance(request.content, RpcCall):
@@ -156,6 +162,14 @@ class Replicas:
             f"model '{request.model[:128]}' is ready on {len(ready)} of {count} replicas, expected {wanted}"
             + (f" ({why})" if why else "")
         )
+
+    def _up(self) -> list[int]:
+        return [i for i, endpoint in enumerate(self._endpoints) if endpoint.ready is not False]
+
+    def _good(self, request: Request, told: Sequence[_Told]) -> tuple[list[_Told], list[_Told]]:
+        """Those that say that they are ready, and those of them that may be believed."""
+        good = [each for each in told if each.failure is None and self._says_ready(request, each)]
+        return good, [each for each in good if not self._endpoints[each.index].avoids(request.model)]
 
     def _says_ready(self, request: Request, told: _Told) -> bool:
         call = request.content

@@ -83,6 +83,16 @@ def test_failures_of_calls_that_were_under_way_change_nothing() -> None:
     assert not cases.avoided("m", FIRST)
 
 
+def test_after_a_load_a_trial_is_due_and_only_an_answer_closes_the_case() -> None:
+    cases = broken()
+    cases.retry("m", 0.5)
+    cases.retry("n", 0.5)
+    assert not cases.avoided("m", 0.5)
+    cases.begin("m", 0.5)
+    cases.failed("m", 0.6, "still")  # the load had done nothing
+    assert cases.avoided("m", 0.6 + FIRST)
+
+
 def test_an_answer_from_where_there_was_nowhere_else_closes_the_case() -> None:
     cases = broken()
     assert cases.answered("m")
