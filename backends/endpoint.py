@@ -6,21 +6,24 @@ for everything. `tentative` is a gRPC address that was guessed, not given: it is
 
 An endpoint is down from the first call that cannot reach it (Unreachable), so that the very next decision looks
 elsewhere; only `probe` says that it is ready (again). A relayed call over the other protocol than that of the tensors
-tells nothing: its port may be closed for good.
+tells nothing: its port may be closed for good. A model that it fails again and again, ready or not, is avoided here for
+a while (`backends.outlier`); the outcome of a stream is that of its end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import inf
 from typing import Protocol
 
 from backends import rows
 from backends.bridge import GrpcOverHttp, HttpOverGrpc
 from backends.deadlines import Deadlines
-from backends.errors import FIRST_BYTE, BadRequest, Expired, Failure, TooSlow, Unreachable
+from backends.errors import FIRST_BYTE, BackendFailed, BadRequest, Expired, Failure, TooSlow, Unreachable
 from backends.interface import Classified, asks_classes
-from backends.request import Hop, HttpCall, Infer, Relay, Reply, Request, RpcCall, Service, replace
+from backends.outlier import Outliers, blames
+from backends.request import Hop, HttpCall, Infer, Relay, Reply, Request, RpcCall, Service, computes, replace
 from backends.stream import Bound, watched
 from policies.spec import Secret
 
@@ -48,7 +51,8 @@ class Endpoint:
     `model` is the one that it must have ready; empty: the server's own word is enough. `headers` go with every call
     (credentials). Limits are in seconds: `timeout` bounds each call that is no stream, and how long a stream may take
     to begin; `idle_timeout` the wait for each of its further chunks, `stream_timeout` the whole of it. The clients keep
-    `first_byte_timeout`, which is here for its words.
+    `first_byte_timeout`, which is here for its words. `observe` is told of a model that begins to be avoided, with the
+    reason, and without one when it no longer is.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class Endpoint:
         headers: Mapping[str, Secret],
         model: str = "",
         now: Callable[[], float],
+        observe: Callable[[str, str], None] = lambda model, reason: None,
     ) -> None:
         self.name = name
         self.in_flight = 0
@@ -90,6 +95,8 @@ class Endpoint:
         self._headers = {name: secret.value for name, secret in headers.items()}
         self._now = now
         self._deadlines = Deadlines(now)
+        self._observe = observe
+        self.outliers = Outliers()
         self._trail = (Hop("", (), endpoint=name),)
 
     @property
@@ -114,6 +121,8 @@ class Endpoint:
         _check_size(request)
         own = now + (self._stream_timeout if request.stream else self._timeout)
         asked = replace(request, deadline=own) if own < request.deadline else request
+        if self.outliers and computes(request):
+            self.outliers.begin(request.model, now)
         self.in_flight += 1
         streams = False
         try:
@@ -122,19 +131,26 @@ class Endpoint:
                     reply = await service(asked)
             else:
                 reply = await service(asked)
-            stream = watched(reply, self._left, self._bound(request, own)) if isinstance(reply.body, Relay) else None
-            streams = stream is not None
+            stream = None
+            if isinstance(reply.body, Relay):
+                stream = watched(reply, partial(self._left, request, reply), self._bound(request, own))
+                streams = stream is not None
+            elif self.outliers:
+                self._answered(request.model)
             # Whoever put a batch together knows its rows.
             trail = self._trail if request.origins else (Hop("", _rows(request), endpoint=self.name),)
             return replace(stream or reply, trail=trail)
         except Expired as late:
-            raise self._expired(late, request, own) from None
+            raise self._failed(request, self._expired(late, request, own)) from None
         except Unreachable as failure:
             if client is self._main:
                 self.ready, self.reason = False, failure.message
             raise
         except TimeoutError:
-            raise TooSlow(f"'{self.name}' sent nothing for {self._timeout:g} s") from None
+            raise self._failed(request, TooSlow(f"'{self.name}' sent nothing for {self._timeout:g} s")) from None
+        except Failure as failure:
+            self._failed(request, failure)
+            raise
         finally:
             if not streams:
                 self.in_flight -= 1
@@ -160,8 +176,42 @@ class Endpoint:
 
         return Bound(lambda: self._deadlines.until(self._now() + idle), failure)
 
-    def _left(self, error: BaseException | None) -> None:
+    def avoids(self, model: str) -> bool:
+        """Whether another replica should be asked for `model`, which this one has failed lately."""
+        return bool(self.outliers) and self.outliers.avoided(model, self._now())
+
+    def avoided(self) -> dict[str, str]:
+        """The models that are avoided here, with why."""
+        return self.outliers.reasons(self._now())
+
+    def retry(self, model: str) -> None:
+        """Lets the next call for `model` come here, avoided or not: it has been loaded, which may have been a cure."""
+        self.outliers.retry(model, self._now())
+
+    def _answered(self, model: str) -> None:
+        if self.outliers.answered(model):
+            self._observe(model, "")
+
+    def _failed(self, request: Request, failure: Failure) -> Failure:
+        # A batch that fails is run again by halves: one bad row would count several times.
+        if len(request.origins) < 2 and blames(failure) and computes(request):
+            now = self._now()
+            if self.outliers.failed(request.model, now, failure.message):
+                self._observe(request.model, self.outliers.reasons(now)[request.model])
+        return failure
+
+    def _left(self, request: Request, reply: Reply, error: BaseException | None) -> None:
+        """A relayed call is over."""
         self.in_flight -= 1
+        status = reply.body.status if isinstance(reply.body, Relay) else 200
+        if error is None and status >= 400:
+            error = BackendFailed(f"'{self.name}' answered {status}", status)
+        if isinstance(error, Failure):
+            # What a relayed 503 says was not read: it may be a full queue.
+            if not (isinstance(error, BackendFailed) and not error.grpc and error.status == 503):
+                self._failed(request, error)
+        elif error is None and self.outliers and computes(request):
+            self._answered(request.model)
 
     async def probe(self, seconds: float) -> bool:
         """Asks whether the replica, and its model, is ready, for at most `seconds`; remembers the answer and why."""

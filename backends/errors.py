@@ -46,6 +46,10 @@ class UnknownEncoding(Failure):
     """The body is encoded in a way that nobody here can undo."""
 
 
+class Forbidden(Failure):
+    """Well formed and known, but not something that the policy lets callers do."""
+
+
 class Unsupported(Failure):
     """Well formed, but neither the gateway nor the backend offers it."""
 

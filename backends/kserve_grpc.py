@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from backends.errors import BadReply, BadRequest, Failure, Unsupported
-from backends.parameters import check_parameters, passed_on
+from backends.errors import BadReply, BadRequest, Failure
+from backends.parameters import REGION, check_parameters, passed_on
 from backends.proto import kserve_pb2 as pb
 from backends.proto import wire
 from backends.request import HOP_BY_HOP, Answer, Head, Infer, Parameters, Tensors, Wanted, Wire
@@ -58,16 +58,25 @@ def read_request(data: bytes) -> tuple[str, str, Infer]:
     if isinstance(sequence, int) and sequence < 0:
         call_parameters["sequence_id"] = sequence % (1 << 64)  # Triton takes the bits of an int64 for those of a uint64
     check_parameters(call_parameters)
-    for name, parameters in [(h.name, h.parameters) for h in heads] + [(o.name, o.parameters) for o in outputs]:
+    regions = False
+    for parameters in [h.parameters for h in heads] + [o.parameters for o in outputs]:
         check_parameters(parameters)
-        if "shared_memory_region" in parameters:
-            raise Unsupported(f"{shown(name)}: shared memory does not reach through the gateway, send the data")
-    _compare("raw_input_contents", heads, message.inputs, raw, BadRequest)
+        regions = regions or REGION in parameters
+    inputs: Sequence[_WireTensor] = message.inputs
+    sent = heads
+    if regions:
+        # What is in shared memory has no contents, not even raw ones.
+        inputs = [i for i in inputs if REGION not in i.parameters or i.HasField("contents")]
+        sent = tuple(head for head in heads if REGION not in head.parameters)
+        if len(inputs) > len(sent):
+            raise BadRequest("ModelInferRequest: expected an input's data or a shared memory region, got both")
+    _compare("raw_input_contents", sent, inputs, raw, BadRequest)
     infer = Infer(
-        inputs=Tensors(heads, Wire("grpc", data), lambda: _decode(heads, message.inputs, raw, BadRequest)),
+        inputs=Tensors(heads, Wire("grpc", data), lambda: _decode(sent, inputs, raw, BadRequest)),
         outputs=outputs,
         parameters=call_parameters,
         id=message.id,
+        regions=regions,
     )
     return message.model_name, message.model_version, infer
 
@@ -121,10 +130,11 @@ def write_reply(answer: Answer, model: str, request_id: str, version: str | None
 # Where a method's request names its model, and its version (0: nowhere).
 _NAMED = {
     "ModelReady": (1, 2), "ModelMetadata": (1, 2), "ModelConfig": (1, 2), "ModelStatistics": (1, 2),
-    "ModelStreamInfer": (1, 2), "RepositoryModelLoad": (2, 0), "RepositoryModelUnload": (2, 0), "TraceSetting": (2, 0),
+    "ModelInfer": (1, 2), "ModelStreamInfer": (1, 2), "RepositoryModelLoad": (2, 0), "RepositoryModelUnload": (2, 0),
+    "TraceSetting": (2, 0),
 }  # fmt: skip
 # Where its reply does: the fields to go down through. Statistics name models in a list, which appending cannot reach.
-_REPLY_NAMED = {"ModelMetadata": (1,), "ModelConfig": (1, 1), "ModelStreamInfer": (2, 1)}
+_REPLY_NAMED = {"ModelMetadata": (1,), "ModelConfig": (1, 1), "ModelInfer": (1,), "ModelStreamInfer": (2, 1)}
 
 
 def names_model(method: str) -> bool:

@@ -17,10 +17,10 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from backends.errors import BadReply, BadRequest, Failure, Unsupported
+from backends.errors import BadReply, BadRequest, Failure
 from backends.json_data import from_json, to_json
 from backends.json_text import MAX_NESTING, loads_unique, require_unique_keys, too_deep
-from backends.parameters import check_parameters, passed_on
+from backends.parameters import REGION, check_parameters, passed_on
 from backends.request import Answer, Head, Infer, Tensors, Wanted, Wire
 from backends.tensor import ITEM_BYTES, Bytes, Tensor, check, check_shape, shown
 
@@ -77,18 +77,15 @@ def read_request(data: bytes, header_length: int | None) -> Infer:
         raise BadRequest("request body: two inputs have the same name")
     for head in heads:
         check_shape("input", head.name, head.datatype, head.shape)
-        if "shared_memory_region" in head.parameters:
-            raise Unsupported(
-                f"input {shown(head.name)}: shared memory does not reach through the gateway, send the data"
-            )
     parts = _locate(doc.inputs, given, data, header_length, "input", BadRequest)
     check_parameters(doc.parameters)
+    regions = False
     for tensor in doc.inputs:
         check_parameters(tensor.parameters)
+        regions = regions or REGION in tensor.parameters
     for output in doc.outputs:
         check_parameters(output.parameters)
-        if "shared_memory_region" in output.parameters:
-            raise Unsupported(f"output {shown(output.name)}: shared memory does not reach through the gateway")
+        regions = regions or REGION in output.parameters
     inputs = Tensors(heads, Wire("http", data, header_length), lambda: _decode(heads, doc.inputs, parts, BadRequest))
     if given is not None:
         inputs.decoded  # noqa: B018 - its data is in Python's lists already, and nothing has compared it with its shape
@@ -97,6 +94,7 @@ def read_request(data: bytes, header_length: int | None) -> Infer:
         outputs=tuple([Wanted(o.name, o.parameters) for o in doc.outputs]) if doc.outputs else (),
         parameters=doc.parameters,
         id=doc.id,
+        regions=regions,
     )
 
 
@@ -252,13 +250,21 @@ def _locate(
     tensors: list[_Tensor], given: list[Any] | None, data: bytes, header_length: int | None, what: str,
     fault: type[Failure],
 ) -> list[Any]:  # fmt: skip
-    """Where each tensor's data is: raw JSON, a Python list, or a view of the binary part. Lengths must add up."""
+    """Where each tensor's data is: raw JSON, a Python list, or a view of the binary part. Lengths must add up.
+
+    None stands for a region of shared memory.
+    """
     parts: list[Any] = []
     at = header_length if header_length is not None else len(data)
     for i, tensor in enumerate(tensors):
         named = what, tensor.name
         size = tensor.parameters.get("binary_data_size")
         inline = tensor.data if given is None else given[i]
+        if REGION in tensor.parameters:
+            if size is not None or (inline is not None and inline is not msgspec.UNSET):
+                raise fault(f"{_named(named)}: expected its data or a shared memory region, got both")
+            parts.append(None)
+            continue
         if size is None:
             if inline is None or inline is msgspec.UNSET:
                 raise fault(f"{_named(named)}: expected 'data' or a 'binary_data_size' parameter, got neither")
@@ -307,6 +313,8 @@ def _decode(
 ) -> tuple[Tensor, ...]:
     decoded = []
     for head, tensor, part in zip(heads, tensors, parts, strict=True):
+        if part is None:
+            continue  # it is in shared memory
         data = part if isinstance(part, memoryview) else from_json(head, part, fault)
         parameters = passed_on(tensor.parameters) or None
         decoded.append(check(Tensor(head.name, head.datatype, head.shape, data, parameters), fault))

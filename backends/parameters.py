@@ -15,13 +15,18 @@ _GATEWAY = ENCODING | {"timeout", "priority"}
 # What ties a call to its predecessors: such a call is never merged with another, nor divided.
 STATEFUL = frozenset({"sequence_id", "sequence_start", "sequence_end"})
 
+# Where a tensor is that stays in memory which caller and backend share.
+REGION = "shared_memory_region"
+
 _UNSIGNED = "an integer from 0 to 2^64 - 1"
 _FLAG = "true or false"
+_TEXT = "a string"
 # Parameters that mean something to us or to Triton, and what each must be.
 RESERVED = {
     "timeout": _UNSIGNED, "priority": _UNSIGNED, "binary_data_size": _UNSIGNED, "sequence_start": _FLAG,
     "sequence_end": _FLAG, "binary_data": _FLAG, "binary_data_output": _FLAG,
-    "sequence_id": f"{_UNSIGNED}, or a string",
+    "sequence_id": f"{_UNSIGNED}, or a string", REGION: _TEXT, "shared_memory_offset": _UNSIGNED,
+    "shared_memory_byte_size": _UNSIGNED,
 }  # fmt: skip
 
 
@@ -36,7 +41,10 @@ def check_parameters(parameters: Mapping[str, Any]) -> None:
         expected = RESERVED.get(name)
         if expected is None:
             continue
-        fits = isinstance(value, bool) if expected is _FLAG else number and value >= 0
+        if expected is _TEXT:
+            fits = isinstance(value, str)
+        else:
+            fits = isinstance(value, bool) if expected is _FLAG else number and value >= 0
         if not fits and not (name == "sequence_id" and isinstance(value, str)):
             raise BadRequest(f"parameter '{name}': expected {expected}, got {shown(value)}")
 

@@ -101,12 +101,16 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Infer(msgspec.Struct, frozen=True):
-    """One inference call. No `outputs` means all of them."""
+    """One inference call. No `outputs` means all of them.
+
+    One with `regions` has tensors in memory that its backend shares with its caller: only its wire form means anything.
+    """
 
     inputs: Tensors
     outputs: tuple[Wanted, ...] = ()
     parameters: Parameters = msgspec.field(default_factory=dict)
     id: str = ""
+    regions: bool = False
 
 
 class HttpCall(msgspec.Struct, frozen=True):
@@ -139,6 +143,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     `deadline` is in seconds on the injected clock. `headers` are those that the backend is meant to see. `span` is the
     trace span that the next hop is a child of, None where nothing is recorded. `origins` has one entry a caller.
     `arrival` is what the edge knows of the call beyond this, for its span alone: an ASGI scope, a gRPC context.
+    `regions` says that a relayed inference has tensors in shared memory.
     """
 
     model: str
@@ -150,6 +155,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     span: Any = None
     origins: tuple[Origin, ...] = ()
     arrival: Any = None
+    regions: bool = False
 
     @property
     def infer(self) -> Infer:

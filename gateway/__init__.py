@@ -5,6 +5,7 @@ requests and replies into bytes; `app` makes clocks, chance, clients and servers
 
     http1, connection, exchange   the HTTP/1.1 server under the HTTP edge; `server` is uvicorn, for admin and metrics
     body, deadline, admit         what a request may bring, how long it may take, and how many there may be
+    relay, replicas, fleet        calls that are no inference: names, all replicas of a backend, changes one at a time
     observe, traced, metrics      what is seen of it; `telemetry` and `semantics` are OpenTelemetry's side
     reload, watch, probe          another policy, its files, and whether endpoints are ready
     workers, joined, sockets      several processes behind one set of ports, and one answer for all of them

@@ -35,6 +35,7 @@ from gateway.http1 import Http1Server
 from gateway.joined import Joined, clients
 from gateway.memory import collect_seldom, few_arenas
 from gateway.metrics import Metrics
+from gateway.observe import model_avoided
 from gateway.probe import Probing
 from gateway.reload import Reload, Snapshot
 from gateway.server import Asgi, HttpServer
@@ -82,7 +83,7 @@ class Gateway:
         self.metrics.watch_in_flight(lambda: self._things.in_flight.count)
         self.metrics.watch_tasks(lambda: len(asyncio.all_tasks()))
         self.metrics.watch_stores(lambda: [(s.name, s.up, s.dropped) for _, s in filter(None, [self._things.redis])])
-        connect = Connect(self._now, tentative_grpc)
+        connect = Connect(self._now, tentative_grpc, avoided=model_avoided(self.metrics))
         self._tools = Tools(self._now, self.tracing, self.metrics, connect, random.Random())
         self.reload = Reload(self._snapshot(policy, Things()), self._snapshot)
         self._observed()
@@ -118,6 +119,7 @@ class Gateway:
                         "reason": e.reason,
                         "protocol": e.protocol,
                         "in_flight": e.in_flight,
+                        "avoided": e.avoided(),
                     }
                     for e in endpoints
                 ]

@@ -9,6 +9,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from urllib.parse import urlsplit
 
@@ -34,11 +35,15 @@ async def look_up(host: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Makes endpoints. `tentative_grpc` says that gRPC addresses were guessed, and are used once they answer."""
+    """Makes endpoints. `tentative_grpc` says that gRPC addresses were guessed, and are used once they answer.
+
+    `avoided` is told of models that an endpoint is avoided for: backend, endpoint, model, and why (empty: no more).
+    """
 
     now: Callable[[], float]
     tentative_grpc: bool = False
     resolve: Resolve = look_up
+    avoided: Callable[[str, str, str, str], None] = lambda backend, endpoint, model, reason: None
 
     def __call__(self, backend: Backend) -> tuple[Endpoint, ...]:
         if backend.local is not None:
@@ -55,6 +60,7 @@ class Connect:
             timeout=backend.timeout,
             headers=backend.headers,
             now=self.now,
+            observe=partial(self.avoided, backend.name, client.name),
         )
 
     def _endpoint(self, backend: Backend, spec: EndpointSpec, tls: ClientTls) -> Endpoint:
@@ -96,4 +102,5 @@ class Connect:
             headers=backend.headers,
             model=backend.model,
             now=self.now,
+            observe=partial(self.avoided, backend.name, str(spec)),
         )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -24,12 +24,13 @@ from google.protobuf.message import DecodeError
 from backends.errors import BadRequest, Failure, NotFound, SlowCaller
 from backends.kserve_grpc import metadata, named, names_model, read_request, write_reply
 from backends.proto import kserve_pb2 as pb
-from backends.request import Infer, Parameters, Relay, Reply, Request, RpcCall, Service
+from backends.request import Infer, Parameters, Relay, Reply, Request, RpcCall, Service, replace
 from gateway.deadline import seconds
 from gateway.server import HEAD_SECONDS
 from policies.spec import ListenTls
 
 _INFERENCE = "inference.GRPCInferenceService"
+_INFER = f"/{_INFERENCE}/ModelInfer"
 _STREAM = f"/{_INFERENCE}/ModelStreamInfer"
 # Watch has no event to wait for; a second is soon enough for whoever balances by health.
 _WATCH_S = 1.0
@@ -90,7 +91,7 @@ class GrpcEdge:
             ("grpc.server_handshake_timeout_ms", int(HEAD_SECONDS * 1000)),
         )
         self._handlers = {
-            f"/{_INFERENCE}/ModelInfer": grpc.unary_unary_rpc_method_handler(self._infer),
+            _INFER: grpc.unary_unary_rpc_method_handler(self._infer),
             f"/{_INFERENCE}/ServerLive": grpc.unary_unary_rpc_method_handler(self._server_live),
             f"/{_INFERENCE}/ServerReady": grpc.unary_unary_rpc_method_handler(self._server_ready),
             "/grpc.health.v1.Health/Check": grpc.unary_unary_rpc_method_handler(self._check),
@@ -159,10 +160,27 @@ class GrpcEdge:
     async def _answer(self, data: bytes, context: Any) -> bytes:
         with self._arriving():
             model, version, infer = read_request(data)
-            request = self._request(context, model, version, infer, infer.parameters)
+            content = RpcCall(_INFER, _once(data), _sent(context)) if infer.regions else infer
+            request = self._request(context, model, version, content, infer.parameters)
+        if infer.regions:
+            return await self._whole(replace(request, regions=True), context)
         reply = await self._service(request)
         context.set_trailing_metadata(metadata(self._decision_headers(reply)))
         return write_reply(reply.answer, model, infer.id)
+
+    async def _whole(self, request: Request, context: Any) -> bytes:
+        """The one message that a relayed call is answered with."""
+        reply = await self._service(request)
+        relay = reply.body
+        assert isinstance(relay, Relay)
+        context.set_trailing_metadata(metadata(self._decision_headers(reply)))
+        await self._begin(context, relay)
+        message = relay.body if isinstance(relay.body, bytes) else b""
+        if not isinstance(relay.body, bytes):
+            async with aclosing(relay.body) as chunks:  # type: ignore[type-var]
+                async for chunk in chunks:  # to the end, for the status comes after the message
+                    message = chunk
+        return message
 
     async def _relay(self, method: str, messages: AsyncIterator[bytes], context: Any) -> None:
         await self._guarded(context, self._relayed(method, messages, context))
@@ -308,6 +326,10 @@ class GrpcEdge:
 
 class _CallerLeft(asyncio.CancelledError):
     """Something could not be written: the call has ended."""
+
+
+async def _once(message: bytes) -> AsyncIterator[bytes]:
+    yield message
 
 
 async def _out(writing: Awaitable[None]) -> None:

@@ -114,11 +114,15 @@ class HttpEdge:
         body = await self._bodies.decoded(scope, headers, receive, wait)
         infer = read_request(body, int(length) if length is not None else None)
         timeout_us = infer.parameters.get("timeout")
+        deadline = began + (min(wait, timeout_us / 1e6) if timeout_us else wait)
+        if infer.regions:
+            await self._forward(scope, send, model, body, deadline, regions=True)
+            return
         request = Request(
             model=model,
             version=version,
             content=infer,
-            deadline=began + (min(wait, timeout_us / 1e6) if timeout_us else wait),
+            deadline=deadline,
             headers=_forwarded(scope["headers"]),
             arrival=scope,
         )
@@ -145,16 +149,31 @@ class HttpEdge:
         body = await self._bodies.decoded(scope, headers, receive, wait)
         if not raw and too_deep(body):
             raise BadRequest(f"JSON is nested more than {MAX_NESTING} levels deep")
+        await self._forward(scope, send, model, body, began + wait, stream=stream)
+
+    async def _forward(
+        self,
+        scope: Scope,
+        send: Send,
+        model: str,
+        body: bytes,
+        deadline: float,
+        *,
+        stream: bool = False,
+        regions: bool = False,
+    ) -> None:
+        """Relays a call whose body has been read."""
         query = scope["query_string"]
         target = scope["raw_path"].decode("latin-1") + (f"?{query.decode('latin-1')}" if query else "")
         request = Request(
             model=model,
             content=HttpCall(scope["method"], target, _uncoded(_end_to_end(scope["headers"])), body),
-            deadline=began + wait,
+            deadline=deadline,
             # The call carries its own headers; here stands only what a hop may change.
             headers=_joined((k, v) for k, v in scope["headers"] if k == b"traceparent"),
             stream=stream,
             arrival=scope,
+            regions=regions,
         )
         scope[_ASKED] = True
         reply = await self._service(request)

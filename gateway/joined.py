@@ -213,7 +213,7 @@ def _labelled(sample: str, worker: int) -> str:
 def join_backends(pages: Sequence[Mapping[str, Any] | str]) -> dict[str, Any]:
     """One page of all workers' (a text: why there is none): sums; ready only where all say so, else the first reason.
 
-    Who does not answer does not say so either.
+    What one avoids is avoided, for each finds out for itself. Who does not answer does not say so either.
     """
     joined: dict[str, Any] = {}
     for page in pages:
@@ -226,6 +226,7 @@ def join_backends(pages: Sequence[Mapping[str, Any] | str]) -> dict[str, Any]:
                     known["endpoints"].append(dict(endpoint))
                     continue
                 before["in_flight"] += endpoint["in_flight"]
+                before["avoided"] = {**endpoint["avoided"], **before["avoided"]}
                 if before["ready"] is True:
                     before["ready"], before["reason"] = endpoint["ready"], endpoint["reason"]
             if "queue" in backend:

@@ -216,6 +216,14 @@ class Metrics:
                 registry=registry,
             )
         )
+        self._avoided = _bound(
+            Counter(
+                "headrace_backend_models_avoided",
+                "How often an endpoint was avoided for a model that it kept failing",
+                ["backend", "endpoint"],
+                registry=registry,
+            )
+        )
         self._in_flight = Gauge("headrace_requests_in_flight", "Requests being answered", registry=registry)
         self._tasks = Gauge("headrace_tasks", "Tasks of the event loop", registry=registry)
         self._policy = Gauge("headrace_policy_info", "The policy in force", ["version"], registry=registry)
@@ -283,6 +291,9 @@ class Metrics:
 
     def batch_failed(self, backend: str, error: str) -> None:
         self._batch_failures(backend, error).inc()
+
+    def model_avoided(self, backend: str, endpoint: str) -> None:
+        self._avoided(backend, endpoint).inc()
 
     def retried(self, backend: str) -> None:
         self._retries(backend).inc()

@@ -2,7 +2,7 @@
 
 `Observed` opens the request's span, measures it, counts it by its outcome and writes its access line; `MeasuredBatch`
 counts what is sent to a backend. The parts between them hold no span, meter or logger call; what a store has to report
-goes to `store_changed`.
+goes to `store_changed`, what an endpoint has to `model_avoided`.
 """
 
 from __future__ import annotations
@@ -214,5 +214,20 @@ def store_changed(store: str, metrics: Metrics) -> Callable[[bool, str], None]:
         level = logging.INFO if state == "up" else logging.WARNING
         said = {"down": "cache store down", "read_only": "cache store refuses writes", "up": "cache store up"}[state]
         logging.getLogger("headrace.cache").log(level, said, extra={"fields": fields})
+
+    return observe
+
+
+def model_avoided(metrics: Metrics) -> Callable[[str, str, str, str], None]:
+    """What tells of a model that an endpoint is avoided for, with the reason; without one, that it no longer is."""
+
+    def observe(backend: str, endpoint: str, model: str, reason: str) -> None:
+        fields = {"backend": backend, "endpoint": endpoint, "model": model[:128]}
+        log = logging.getLogger("headrace.backends")
+        if reason:
+            metrics.model_avoided(backend, endpoint)
+            log.warning("endpoint avoided for a model", extra={"fields": {**fields, "reason": reason}})
+        else:
+            log.info("endpoint used again for a model", extra={"fields": fields})
 
     return observe

@@ -2,6 +2,7 @@
 
 A call that is not an inference (metadata, configuration, statistics, readiness, generate) goes to the route's last
 tier, whose interface is the route's. Names are the only thing that is touched, and only where they differ.
+Statistics name their model in a list, and are read for that; errors keep the backend's own words.
 """
 
 from __future__ import annotations
@@ -13,35 +14,15 @@ from urllib.parse import quote
 
 import msgspec
 
-from backends.errors import BadReply, Unsupported
+from backends import combined
+from backends.calls import Ask, asks
+from backends.errors import BadReply
 from backends.kserve_grpc import rename, rename_reply
 from backends.request import HttpCall, Relay, Reply, Request, RpcCall, Service, replace
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 # A document is held whole to be renamed; a raw inference's answer is the largest.
 _MAX_DOCUMENT_BYTES = 256 * 1024 * 1024
-
-
-class ReadOnly:
-    """`inner` without the calls that change a server (load, unload, settings, shared memory); `why` says why not."""
-
-    _PATHS = ("/load", "/unload", "/register", "/unregister", "/trace/setting", "/logging")
-    _METHODS = ("Load", "Unload", "Register", "Unregister", "TraceSetting", "LogSettings")
-
-    def __init__(self, inner: Service, why: str) -> None:
-        self._inner = inner
-        self._why = why
-
-    async def __call__(self, request: Request, /) -> Reply:
-        call = request.content
-        changes = (
-            isinstance(call, HttpCall)
-            and call.method != "GET"
-            and call.target.partition("?")[0].rstrip("/").endswith(self._PATHS)
-        ) or (isinstance(call, RpcCall) and call.method.endswith(self._METHODS))
-        if changes:
-            raise Unsupported(f"this call would change a server: {self._why}")
-        return await self._inner(request)
 
 
 class Renamed:
@@ -63,9 +44,11 @@ class Renamed:
             headers = tuple((k, v) for k, v in call.headers if k != b"accept-encoding")
             content = replace(call, target=target, headers=headers)
             reply = await self._inner(replace(request, model=model, content=content))
+            assert isinstance(reply.body, Relay)
+            if asks(content) is Ask.STATISTICS:
+                return replace(reply, body=await _renamed_statistics(reply.body, content, public))
             if tail not in ("", "config", "infer", "generate"):
                 return reply
-            assert isinstance(reply.body, Relay)
             return replace(
                 reply,
                 body=await _renamed(reply.body, "model_name" if tail in ("infer", "generate") else "name", public),
@@ -74,9 +57,12 @@ class Renamed:
         messages = _renamed_messages(call, model, self._version)
         reply = await self._inner(replace(request, model=model, content=replace(call, messages=messages)))
         assert isinstance(reply.body, Relay)
-        assert not isinstance(reply.body.body, bytes)
-        chunks = _renamed_chunks(call.method, reply.body.body, public)
-        return replace(reply, body=replace(reply.body, body=chunks))
+        if asks(call) is Ask.STATISTICS:
+            return replace(reply, body=await _renamed_statistics(reply.body, call, public))
+        chunks = reply.body.body
+        if isinstance(chunks, bytes):
+            return replace(reply, body=replace(reply.body, body=rename_reply(call.method, chunks, public)))
+        return replace(reply, body=replace(reply.body, body=_renamed_chunks(call.method, chunks, public)))
 
 
 def _target(target: str, model: str, version: str) -> tuple[str, str]:
@@ -96,13 +82,13 @@ def _target(target: str, model: str, version: str) -> tuple[str, str]:
 
 async def _renamed(relay: Relay, field: str, public: str) -> Relay:
     """A JSON document, binary tensors behind it included, under the public name; anything else passes as it is."""
-    if relay.status != 200 or isinstance(relay.body, bytes):
+    if relay.status != 200:
         return relay
     headers = dict(relay.headers)
     length = headers.get(b"inference-header-content-length", b"")
     if not length.isdigit() and not headers.get(b"content-type", b"").startswith(b"application/json"):
         return relay
-    body = await _collected(relay.body)
+    body = relay.body if isinstance(relay.body, bytes) else await collected(relay.body)
     end = int(length) if length.isdigit() else len(body)
     try:
         document: dict[str, Any] = dict(_fields.decode(body[:end]))
@@ -115,7 +101,16 @@ async def _renamed(relay: Relay, field: str, public: str) -> Relay:
     return Relay(relay.status, changed, head + body[end:])
 
 
-async def _collected(chunks: AsyncIterator[bytes]) -> bytes:
+async def _renamed_statistics(relay: Relay, call: HttpCall | RpcCall, public: str) -> Relay:
+    if relay.status != 200:
+        return relay
+    body = relay.body if isinstance(relay.body, bytes) else await collected(relay.body)
+    document = combined.named(combined.read(call, Ask.STATISTICS, body), public)
+    return replace(relay, body=combined.write(call, Ask.STATISTICS, document))
+
+
+async def collected(chunks: AsyncIterator[bytes]) -> bytes:
+    """All of a stream that is a document. Raises BadReply where it is too large for one."""
     body = bytearray()
     async with aclosing(chunks):  # type: ignore[type-var]
         async for chunk in chunks:

@@ -15,6 +15,7 @@ from backends.errors import (
     ConnectionLost,
     Expired,
     Failure,
+    Forbidden,
     NotFound,
     Rejected,
     ShutDown,
@@ -33,6 +34,7 @@ Headers = tuple[tuple[str, str], ...]
 # failure: (HTTP status, gRPC code number)
 _STATUS: dict[type[Failure], tuple[int, int]] = {
     BadRequest: (400, 3),  # INVALID_ARGUMENT
+    Forbidden: (403, 7),  # PERMISSION_DENIED
     NotFound: (404, 5),  # NOT_FOUND
     WrongMethod: (405, 12),  # UNIMPLEMENTED
     TooLarge: (413, 8),  # RESOURCE_EXHAUSTED

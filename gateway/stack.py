@@ -12,8 +12,9 @@
       Balancer   the less loaded of two replicas, where calls are not merged; what was never executed goes elsewhere
       Endpoint   one replica and its clients
 
-Relayed calls (everything that is not an inference) take the plain path: Switch, Renamed, Balancer, Endpoint. A model
-without a cascade is a cascade of one tier: the general case with n = 1 is the only case.
+Relayed calls (everything that is not an inference, and one with tensors in shared memory) take the plain path: Switch,
+Renamed, Replicas, and Balancer where one replica answers, Endpoint. A model without a cascade is a cascade of one tier:
+the general case with n = 1 is the only case.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ from backends.request import Infer, Reply, Request, Service
 from cache.cached import Cached
 from cache.store import MemoryStore, Store
 from gateway.admit import Admit, InFlight
+from gateway.fleet import Fleet
 from gateway.metrics import Metrics
 from gateway.observe import MeasuredArm, MeasuredBatch, Observed, store_changed
-from gateway.relay import ReadOnly, Renamed
+from gateway.relay import Renamed
+from gateway.replicas import Replicas
 from gateway.telemetry import Tracing
 from gateway.traced import Traced, TracedBatch, TracedCall
 from policies import Policy
@@ -69,6 +72,7 @@ class Things:
     endpoints: dict[str, tuple[Backend, tuple[Endpoint, ...]]] = field(default_factory=dict)
     dispatchers: dict[str, tuple[Backend, Dispatch]] = field(default_factory=dict)
     budgets: dict[str, RetryBudget] = field(default_factory=dict)
+    fleets: dict[str, Fleet] = field(default_factory=dict)
     stores: dict[tuple[str, str, Cache], Store] = field(default_factory=dict)
     redis: tuple[Redis, RedisStore] | None = None
     in_flight: InFlight = field(default_factory=InFlight)
@@ -81,6 +85,7 @@ class Things:
             endpoints=dict(self.endpoints),
             dispatchers=dict(self.dispatchers),
             budgets=dict(self.budgets),
+            fleets=dict(self.fleets),
             stores=dict(self.stores),
         )
 
@@ -119,6 +124,7 @@ class Things:
         }
         self.dispatchers = {name: kept for name, kept in self.dispatchers.items() if kept[0] == backends.get(name)}
         self.budgets = {name: budget for name, budget in self.budgets.items() if name in backends}
+        self.fleets = {name: fleet for name, fleet in self.fleets.items() if name in backends}
         self.stores = {key: store for key, store in self.stores.items() if key in caches}
         shared = any(cache is not None and cache.store == "redis" for _, _, cache in caches)
         if self.redis is not None and not (shared and self.redis[0] == policy.redis):
@@ -132,10 +138,10 @@ class Things:
 def build(policy: Policy, things: Things, tools: Tools) -> dict[str, Service]:
     """The gateway that `policy` describes, as one service for each protocol (`http`, `grpc`)."""
     routes = {name: _route(route, policy, things, tools) for name, route in policy.routes.items()}
-    proxy = _plain(policy.backends[policy.proxy], policy, things, tools) if policy.proxy else None
+    proxy = _proxied(policy.backends[policy.proxy], policy, things, tools) if policy.proxy else None
     # Calls that name no model are the proxy's, else the first server's, if there is any.
     first = min(policy.backends.values(), key=lambda backend: backend.local is not None)
-    general = proxy or _plain(first, policy, things, tools)
+    general = proxy[1] if proxy else _plain(first, policy, things, tools)
     things.prune(policy)
     # The process's, as its requests in flight are: they are cut when it ends, whatever their policy.
     things.deadlines = things.deadlines or Deadlines(tools.now)
@@ -232,6 +238,7 @@ def _batched(backend: Backend, things: Things, tools: Tools) -> Service:
             tools.now,
             partial(_unready, endpoints),
             _budget(backend, things, tools),
+            partial(_avoided, endpoints),
         )
         things.dispatchers[backend.name] = (backend, dispatch)
     return Traced(dispatch, "dispatch", tools.tracing, {"headrace.backend": backend.name})
@@ -241,14 +248,28 @@ def _unready(endpoints: Sequence[Endpoint]) -> list[int]:
     return [i for i, endpoint in enumerate(endpoints) if endpoint.ready is False]
 
 
+def _avoided(endpoints: Sequence[Endpoint]) -> Callable[[str], list[int]] | None:
+    """Gives the endpoints that a model is kept from; None where that is none for any."""
+    if len(endpoints) < 2 or not any(endpoint.outliers for endpoint in endpoints):
+        return None
+    return lambda model: [i for i, endpoint in enumerate(endpoints) if endpoint.avoids(model)]
+
+
 def _plain(backend: Backend, policy: Policy, things: Things, tools: Tools) -> Service:
-    """A backend's path for calls that are relayed. Whoever proxies a whole server may change it, if there is one."""
+    """A backend's path for calls that are relayed."""
+    return _proxied(backend, policy, things, tools)[1]
+
+
+def _proxied(backend: Backend, policy: Policy, things: Things, tools: Tools) -> tuple[Service, Service]:
+    """A proxy's two paths: inference, never merged, and calls that are relayed."""
     endpoints = _endpoints(backend, things, tools)
     services = [_observed(endpoint, backend, tools) for endpoint in endpoints]
-    plain = Balancer(endpoints, services, tools.chance, _budget(backend, things, tools))
-    if len(endpoints) > 1:
-        return ReadOnly(plain, f"'{backend.name}' has several replicas, and it would reach only one of them")
-    return plain if policy.proxy else ReadOnly(plain, "this gateway has no `proxy`, and passes on what reads only")
+    chosen = Balancer(endpoints, services, tools.chance, _budget(backend, things, tools))
+    fleet = things.fleets.get(backend.name)
+    if fleet is None or fleet.count != len(endpoints):
+        fleet = things.fleets[backend.name] = Fleet(backend.name, len(endpoints), tools.now)
+    headers = policy.telemetry.response_headers
+    return chosen, Replicas(backend, endpoints, services, chosen, fleet, headers=headers)
 
 
 def _observed(endpoint: Endpoint, backend: Backend, tools: Tools) -> Service:
@@ -280,8 +301,8 @@ def _budget(backend: Backend, things: Things, tools: Tools) -> RetryBudget:
 
 
 def _replicas(backend: Backend) -> Backend:
-    """What of a backend its endpoints depend on: all but how calls are merged before they get there."""
-    return replace(backend, batch=None)
+    """What of a backend its endpoints depend on: all but what is decided before calls get there."""
+    return replace(backend, batch=None, ready_replicas=1, control=False, shared_memory=False)
 
 
 def _store(route: Route, arm: Arm, cache: Cache, policy: Policy, things: Things, tools: Tools) -> Store:
@@ -305,19 +326,23 @@ def _redis(spec: Redis, things: Things, tools: Tools) -> Store:
 
 
 class Switch:
-    """Finds who answers: the route of that name, else the proxy; `general` takes calls that name no model."""
+    """Finds who answers: the route of that name, else the proxy; `general` takes calls that name no model.
 
-    def __init__(self, routes: dict[str, tuple[Service, Service]], proxy: Service | None, general: Service) -> None:
+    Routes and the proxy have two paths each: inference, and calls that are relayed.
+    """
+
+    def __init__(
+        self, routes: dict[str, tuple[Service, Service]], proxy: tuple[Service, Service] | None, general: Service
+    ) -> None:
         self._routes = routes
         self._proxy = proxy
         self._general = general
 
     async def __call__(self, request: Request, /) -> Reply:
-        route = self._routes.get(request.model)
-        if route is not None:
-            infer, plain = route
+        paths = self._routes.get(request.model) or self._proxy
+        if paths is not None and request.model:
+            infer, plain = paths
             return await (infer if isinstance(request.content, Infer) else plain)(request)
-        service = self._proxy if request.model else self._general
-        if service is None:
+        if request.model:
             raise NotFound(f"unknown model: '{request.model[:128]}' is no route of this gateway")
-        return await service(request)
+        return await self._general(request)

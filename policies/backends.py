@@ -10,7 +10,7 @@ from policies import address
 from policies.headers import HEADER_VALUE, header_name
 from policies.problem import Wrong
 from policies.reader import Either, Scalar
-from policies.schema import choice, duration, either, items, mapping, name, parsed, path, section, text, whole
+from policies.schema import choice, duration, either, flag, items, mapping, name, parsed, path, section, text, whole
 from policies.spec import Backend, Batch, Endpoint, Local
 from policies.tls import BACKEND_TLS
 
@@ -45,7 +45,7 @@ LOCAL: Either[Local] = either(
 # What is said of a server, and means nothing for a model in this process.
 _OF_SERVERS = (
     "kind", "protocol", "version", "connect_timeout", "first_byte_timeout", "idle_timeout", "stream_timeout", "headers",
-    "tls",
+    "tls", "ready_replicas", "control", "shared_memory",
 )  # fmt: skip
 
 
@@ -75,6 +75,13 @@ def _addressed(backend: Backend) -> Iterator[Wrong]:
             yield Wrong(wrong, f"write {example}, or choose another protocol", "endpoints")
         if (first := backend.endpoints.index(endpoint)) < index:
             yield Wrong(f"endpoints[{index}] is endpoints[{first}] again", "write each replica once", "endpoints")
+    replicas = max(1, len(backend.endpoints))
+    if backend.ready_replicas > replicas:
+        wrong = f"ready_replicas is {backend.ready_replicas}, and there are {replicas} endpoints"
+        yield Wrong(wrong, f"write {replicas} or less", "ready_replicas")
+    if backend.shared_memory and replicas > 1:
+        wrong = f"shared_memory is for one replica, and there are {replicas} endpoints"
+        yield Wrong(wrong, "a region is registered with one server: make each a backend of its own", "shared_memory")
 
 
 def _queue_holds_a_batch(batch: Batch) -> Iterator[Wrong]:
@@ -112,6 +119,9 @@ BACKEND = section(
         "stream_timeout": duration("1ms", "30d").absent("a stream may last"),
         "headers": mapping("value", HEADER_VALUE, header_name),
         "tls": BACKEND_TLS,
+        "ready_replicas": whole(1, 65536),
+        "control": flag(),
+        "shared_memory": flag(),
     },
     _addressed,
     rest=Backend,

@@ -80,6 +80,8 @@ def parse(content: str, file: str, environ: Mapping[str, str], files: Files | No
 def implicit(http: str | None = None, grpc: str | None = None, *, listen: Mapping[str, str] | None = None) -> Policy:
     """The policy of `headrace serve --backend URL`: one backend, named `backend`, that answers every model.
 
+    Its callers may do to the server what they could without the gateway (`control`), but not share its memory.
+
     `http` is `http://host:port`, or `grpc://host:port` for a server that speaks gRPC alone; `grpc` is the gRPC address
     of the same server. With https:// and grpcs:// they are for TLS, by the authorities that the system trusts. `listen`
     has the forms and defaults of the section `listen`. Raises PolicyError.
@@ -91,7 +93,7 @@ def implicit(http: str | None = None, grpc: str | None = None, *, listen: Mappin
     with found.reading(Place("command line", "--listen"), 0):
         listeners = LISTEN(_plain(listen or {}), Place("command line", "--listen", line=0))
     found.close()
-    backend = Backend(name="backend", endpoints=(where,), protocol=protocol_of((where,)))
+    backend = Backend(name="backend", endpoints=(where,), protocol=protocol_of((where,)), control=True)
     version = _digest(repr((where, listeners)))
     return Policy(backends={"backend": backend}, proxy="backend", listen=listeners, version=version)
 

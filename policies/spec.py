@@ -161,6 +161,11 @@ class Backend:
     stream_timeout: float | None = None  # seconds for the whole of a stream; None: as long as it goes on
     headers: Mapping[str, Secret] = field(default_factory=dict, hash=False)  # added to each call; lower-case names
     tls: BackendTls = BackendTls()  # for the addresses that are https:// or grpcs://
+    ready_replicas: int = 1  # replicas that must have a model ready for it to be called ready; one can answer
+    # Whether callers may change the servers: load and unload models, set tracing and logging. On all replicas, or none.
+    control: bool = False
+    # Whether the one replica shares the callers' machine, so that tensors may stay in memory that both see.
+    shared_memory: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "headers", MappingProxyType(dict(self.headers)))

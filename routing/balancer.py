@@ -3,7 +3,8 @@
 Theory of operation. Power of two choices (Mitzenmacher 2001): of two endpoints drawn at random the one with fewer calls
 in flight answers. That is nearly as even as looking at all of them, and several gateways that choose by the same rule
 do not fall upon the same endpoint together. Endpoints that are known to be down (`ready is False`) are not drawn; where
-all are, the least loaded is tried all the same, for what is known may be a second old. One endpoint costs nothing.
+all are, the least loaded is tried all the same, for what is known may be a second old. One that has failed the model
+again and again (`backends.outlier`) is drawn only where no other is left that is up. One endpoint costs nothing.
 
 What an endpoint never executed goes to another one that is not known to be down, once to each, as long as the budget
 (`routing.retry`) pays for it. What comes of a reply later, a stream that is cut, is its reader's.
@@ -35,13 +36,13 @@ class Balancer:
             return await self._services[0](request)
         self._budget.earn()
         left = set(range(len(self._services)))
-        chosen = self._choice()
+        chosen = self._choice(request.model)
         while True:
             left.discard(chosen)
             try:
                 reply = await self._services[chosen](request)
             except NEVER_EXECUTED:
-                again = None if isinstance(request.content, RpcCall) else self._drawn(left)
+                again = None if isinstance(request.content, RpcCall) else self._drawn(left, request.model)
                 if again is None or not self._budget.take():
                     raise
                 chosen = again
@@ -49,16 +50,19 @@ class Balancer:
             retries = len(self._services) - len(left) - 1
             return _retried(reply, retries) if retries else reply
 
-    def _choice(self) -> int:
+    def _choice(self, model: str) -> int:
         endpoints = self._endpoints
         every = range(len(endpoints))
-        drawn = self._drawn(every)
-        return drawn if drawn is not None else min(every, key=lambda i: endpoints[i].in_flight)
+        drawn = self._drawn(every, model)
+        if drawn is not None:
+            return drawn
+        up = [i for i in every if endpoints[i].ready is not False]
+        return min(up or every, key=lambda i: endpoints[i].in_flight)
 
-    def _drawn(self, among: Iterable[int]) -> int | None:
-        """One of those that are not known to be down; None where there is none."""
+    def _drawn(self, among: Iterable[int], model: str) -> int | None:
+        """One of those that are neither known to be down nor avoided for `model`; None where there is none."""
         endpoints = self._endpoints
-        drawn = [i for i in among if endpoints[i].ready is not False]
+        drawn = [i for i in among if endpoints[i].ready is not False and not endpoints[i].avoids(model)]
         if len(drawn) > 1:
             drawn = self._chance.sample(drawn, 2)
         return min(drawn, key=lambda i: endpoints[i].in_flight, default=None)

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Collection
 from contextvars import Context
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -39,7 +40,8 @@ class _Caller(msgspec.Struct, eq=False):
 class Dispatch:
     """Answers through `endpoints`, one service per endpoint of the dispatcher, in batches.
 
-    `unready` gives the numbers of endpoints that are known not to be ready; without a `budget` nothing is sent again.
+    `unready` gives the numbers of endpoints that are known not to be ready, `avoided` those that a model is kept from
+    (None: no model is); without a `budget` nothing is sent again.
     """
 
     def __init__(
@@ -49,11 +51,13 @@ class Dispatch:
         now: Callable[[], float],
         unready: Callable[[], Collection[int]] = tuple,
         budget: RetryBudget | None = None,
+        avoided: Callable[[], Callable[[str], Collection[int]] | None] = lambda: None,
     ) -> None:
         self.dispatcher = dispatcher
         self._endpoints = endpoints
         self._now = now
         self._unready = unready
+        self._avoided = avoided
         # With one endpoint there is no elsewhere.
         self._budget = budget if len(endpoints) > 1 else None
         self._due = False
@@ -73,7 +77,7 @@ class Dispatch:
             caller=caller,
             alone=not count,
         )
-        key = (request.model, request.version, rows.signature(infer)) if count else None
+        key = (request.model, request.version, rows.signature(infer) if count else None)
         self.dispatcher.offer(entry, key)
         self._schedule()
         while True:
@@ -110,13 +114,14 @@ class Dispatch:
         self._due = False
         now = self._now()
         unready = self._unready()
-        step = self.dispatcher.step(now, unready)
+        avoided = self._avoided()
+        step = self.dispatcher.step(now, unready, None if avoided is None else partial(_of_lane, avoided))
         for entry in step.expired:
             self._expire(entry, now)
         for batch in step.batches:
             self._start(batch)
         wake = step.wake
-        if wake is not None and (unready or self.dispatcher.put_back):
+        if wake is not None and (unready or avoided or self.dispatcher.put_back):
             wake = min(wake, now + _LOOK_AGAIN_SECONDS)
         if wake is not None and wake < self._timer_at:
             self._set_timer(wake, now)
@@ -249,6 +254,11 @@ class Dispatch:
                 entry.caller.batch = None
             # At once: the rest of the batch may take long yet, while another endpoint is free.
             self._schedule()
+
+
+def _of_lane(avoided: Callable[[str], Collection[int]], lane: Any) -> Collection[int]:
+    model, _, _ = lane
+    return avoided(model)
 
 
 # Statuses that a single bad row may cause; any other (busy, down, forbidden) would be the same for every half.

@@ -8,10 +8,11 @@ free slot releases a batch at once (greedy): while all slots are busy the lanes 
 batches come from. A batch is decided at the moment it leaves, so that it grows until then.
 
 Replicas. An endpoint that is known not to be ready fails fast, and would attract everything: its slots count only while
-no endpoint is ready. What an endpoint did not take (it never got it, or it was busy) may be put back: to its old place
-among all arrivals, with the limit that it came with. There it waits for an endpoint that is ready and was not tried,
-while there is one; so each is tried once, and it ends. A lane holds only entries that the same endpoints did not take:
-whatever may go at all goes at once, and who waits for one endpoint is in nobody's way to another.
+no endpoint is ready. Those of one that is avoided for a lane count for it only while no other is ready. What an
+endpoint did not take (it never got it, or it was busy) may be put back: to its old place among all arrivals, with the
+limit that it came with. There it waits for an endpoint that is ready and was not tried, while there is one; so each is
+tried once, and it ends. A lane holds only entries that the same endpoints did not take: whatever may go at all goes at
+once, and who waits for one endpoint is in nobody's way to another.
 
 Bounds. At most `queue_rows` rows wait in all (an offer beyond is Rejected, with the time the present queue needs as
 Retry-After), and none longer than the limit it came with. Work that is larger than `max_rows` passes alone.
@@ -23,13 +24,15 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Collection, Hashable
+from collections.abc import Callable, Collection, Hashable
 
 import msgspec
 
 from backends.errors import Rejected
 from policies.spec import Batch as BatchSpec
 from routing.lane import Entry, Key, Lane
+
+Avoided = Callable[[Hashable], Collection[int]]  # the endpoints that a lane's key is kept from
 
 
 class Batch(msgspec.Struct, eq=False):
@@ -95,15 +98,19 @@ class Dispatcher:
         self._left(lane, entry.rows)
         return True
 
-    def step(self, now: float, unready: Collection[int] = ()) -> Step:
-        """Everything that is due at `now`. Endpoints that are `unready` get a batch only where all are."""
+    def step(self, now: float, unready: Collection[int] = (), avoided: Avoided | None = None) -> Step:
+        """Everything that is due at `now`.
+
+        Endpoints that are `unready` get a batch only where all are; `avoided` gives those that a lane's key is kept
+        from while another one is ready.
+        """
         step = Step()
         while self._limits and self._limits[0][0] <= now:
             entry = heapq.heappop(self._limits)[2]
             # An entry that was put back may have got more time: then it stands here once more.
             if entry.limit <= now and self.withdraw(entry):
                 step.expired.append(entry)
-        while self.waiting_rows and (choice := self._next(unready)) is not None:
+        while self.waiting_rows and (choice := self._next(unready, avoided)) is not None:
             lane, endpoint = choice
             rows = lane.rows
             entries = lane.take(self.limits.max_rows)
@@ -170,7 +177,7 @@ class Dispatcher:
         self._limits = [(entry.limit, entry.number, entry) for entry in waiting]
         heapq.heapify(self._limits)
 
-    def _next(self, unready: Collection[int]) -> tuple[Lane, int] | None:
+    def _next(self, unready: Collection[int], avoided: Avoided | None) -> tuple[Lane, int] | None:
         """The lane whose head came first of those that a free slot is for, and the endpoint of that slot."""
         if not any(self.free):
             return None
@@ -179,18 +186,20 @@ class Dispatcher:
         for lane in self._lanes.values():
             head = lane.head
             if head is not None and (choice is None or head.number < first):
-                endpoint = self._freest(unready, head.tried)
+                endpoint = self._freest(unready, avoided(head.lane) if avoided else (), head.tried)
                 if endpoint is not None:
                     choice, first = (lane, endpoint), head.number
         return choice
 
-    def _freest(self, unready: Collection[int], tried: Collection[int]) -> int | None:
+    def _freest(self, unready: Collection[int], avoided: Collection[int], tried: Collection[int]) -> int | None:
         """The endpoint with most free slots among the best there are, None where those are busy; ties go round."""
         count = len(self.free)
         if count == 1:
             return 0 if self.free[0] else None
         every = [(i + self._turn) % count for i in range(count)]
         ready = [i for i in every if i not in unready] or every
+        if avoided:
+            ready = [i for i in ready if i not in avoided] or ready
         fresh = [i for i in ready if i not in tried] or ready
         best = max(fresh, key=self.free.__getitem__)
         return best if self.free[best] else None

@@ -143,6 +143,15 @@ def test_what_is_said_of_a_route_bears_its_name(gateway: Served, triton: Any) ->
             assert [i.name for i in (await grpc.get_model_metadata("over_grpc")).inputs] == ["X"]
             assert (await grpc.get_model_config("over_grpc")).config.name == "over_grpc"
             assert (await http.get_model_config("over_grpc"))["name"] == "over_grpc"
+            # Less what this policy lets no caller use.
+            metadata = await straight.get_server_metadata()
+            unused = ("model_repository", "trace", "logging", "system_", "cuda_")
+            metadata["extensions"] = [name for name in metadata["extensions"] if not name.startswith(unused)]
+            assert await http.get_server_metadata() == metadata
+            assert await http.get_model_repository_index() == await straight.get_model_repository_index()
+            assert (await http.get_inference_statistics("rowsum"))["model_stats"][0]["name"] == "rowsum"
+            assert (await grpc.get_inference_statistics("rowsum")).model_stats[0].name == "rowsum"
+            assert not await http.is_model_ready("nosuch")
         finally:
             for client in (http, grpc, straight):
                 await client.close()

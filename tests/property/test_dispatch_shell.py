@@ -17,7 +17,7 @@ from backends.errors import BackendFailed, BadReply, ConnectionLost, Expired, Re
 from backends.request import Reply, Request
 from policies.spec import Batch as Limits
 from routing.dispatch import Dispatch
-from routing.dispatcher import Batch, Dispatcher, Step
+from routing.dispatcher import Avoided, Batch, Dispatcher, Step
 from routing.lane import Entry
 from routing.retry import RetryBudget
 from tests.support.dispatching import ask, first, idle, short, stall
@@ -113,8 +113,8 @@ class Watched(Dispatcher):
         self.offered.append(entry)
         self.check()
 
-    def step(self, now: float, unready: Collection[int] = ()) -> Step:
-        step = super().step(now, unready)
+    def step(self, now: float, unready: Collection[int] = (), avoided: Avoided | None = None) -> Step:
+        step = super().step(now, unready, avoided)
         self.flying.update(step.batches)
         self.fresh += sum(not batch.entries[0].tried for batch in step.batches)
         self.check()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from backends import kserve_grpc as codec
 from backends import kserve_json
-from backends.errors import BadReply, BadRequest, Failure, Unsupported
+from backends.errors import BadReply, BadRequest, Failure
 from backends.parameters import RESERVED
 from backends.proto import kserve_pb2 as pb
 from backends.proto import wire
@@ -314,11 +314,30 @@ def test_mixed_raw_and_typed() -> None:
     assert "got both" in refused(mixed)
 
 
-def test_shared_memory_is_refused() -> None:
-    region = {"shared_memory_region": pb.InferParameter(string_param="r")}
-    one = pb.ModelInferRequest.InferInputTensor(name="x", datatype="INT32", shape=[1], parameters=region)
-    assert "shared memory" in refused(message(inputs=[one], raw_input_contents=[]), Unsupported)
-    assert "shared memory" in refused(message(outputs=[{"name": "y", "parameters": region}]), Unsupported)
+REGION = {"shared_memory_region": pb.InferParameter(string_param="r")}
+
+
+def placed(name: str = "x", **fields: Any) -> pb.ModelInferRequest.InferInputTensor:
+    return pb.ModelInferRequest.InferInputTensor(name=name, datatype="INT32", shape=[1], parameters=REGION, **fields)
+
+
+def test_tensors_in_shared_memory_are_noticed() -> None:
+    sent = pb.ModelInferRequest.InferInputTensor(name="z", datatype="INT32", shape=[1])
+    for request, names in (
+        (message(inputs=[placed()], raw_input_contents=[]), []),
+        (message(inputs=[placed(), sent]), ["z"]),  # raw contents are those of the others
+        (message(outputs=[{"name": "y", "parameters": REGION}]), ["x"]),
+    ):
+        infer = codec.read_request(request.SerializeToString())[2]
+        assert infer.regions
+        assert [tensor.name for tensor in infer.inputs.decoded] == names
+    assert not codec.read_request(message().SerializeToString())[2].regions
+
+
+def test_a_tensor_in_shared_memory_that_is_sent_too() -> None:
+    typed = placed(contents=pb.InferTensorContents(int_contents=[1]))
+    assert "got both" in refused(message(inputs=[typed], raw_input_contents=[]))
+    assert "expected one for each of 0 tensors" in refused(message(inputs=[placed()]))
 
 
 @pytest.mark.parametrize("raw", [b"abcde", b"\xff\xff\xff\xff", b"\1\0\0\0", b"\0\0\0\0" * 2])
@@ -347,7 +366,7 @@ def test_damaged_messages(data: st.DataObject) -> None:
     damaged = bytes(whole[: data.draw(st.integers(0, len(whole)))])
     try:
         codec.read_request(damaged)[2].inputs.decoded  # noqa: B018
-    except (BadRequest, Unsupported):
+    except BadRequest:
         return
     # What we take, protobuf takes too.
     pb.ModelInferRequest.FromString(damaged)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from backends.errors import BadReply, BadRequest, Unsupported
+from backends.errors import BadReply, BadRequest
 from backends.kserve_json import read_reply, read_request, write_reply, write_request
 from backends.request import Answer, Infer, Tensors, Wanted
 from backends.tensor import ITEM_BYTES, Tensor, join_elements
@@ -253,10 +253,32 @@ def test_an_input_without_data() -> None:
     assert "expected 'data' or a 'binary_data_size'" in refused(json.dumps({"inputs": [tensor]}).encode())
 
 
-def test_shared_memory_does_not_reach_through() -> None:
-    tensor = {"name": "x", "datatype": "FP32", "shape": [1], "parameters": {"shared_memory_region": "r"}}
-    with pytest.raises(Unsupported):
-        read_request(json.dumps({"inputs": [tensor]}).encode(), None)
+REGION = {"shared_memory_region": "r", "shared_memory_byte_size": 4}
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "regions"), [
+    ([{"parameters": REGION}], [], True),
+    ([{"data": [1]}], [{"name": "y", "parameters": REGION}], True),
+    ([{"data": [1]}, {"name": "z", "parameters": REGION}], [], True),
+    ([{"data": [1]}], [{"name": "y"}], False),
+])  # fmt: skip
+def test_tensors_in_shared_memory_are_noticed(inputs: list[Any], outputs: list[Any], regions: bool) -> None:
+    tensors = [{"name": "x", "datatype": "FP32", "shape": [1], **tensor} for tensor in inputs]
+    infer = read_request(json.dumps({"inputs": tensors, "outputs": outputs}).encode(), None)
+    assert infer.regions is regions
+    assert [tensor.name for tensor in infer.inputs.decoded] == ["x" for tensor in inputs if "data" in tensor]
+
+
+@pytest.mark.parametrize(("tensor", "words"), [
+    ({"data": [1], "parameters": REGION}, "got both"),
+    ({"parameters": {**REGION, "binary_data_size": 4}}, "got both"),
+    ({"parameters": {**REGION, "shared_memory_region": 5}}, "expected a string, got 5"),
+    ({"parameters": {**REGION, "shared_memory_offset": -8}}, "expected an integer from 0"),
+    ({"parameters": {**REGION, "shared_memory_byte_size": "x"}}, "expected an integer from 0"),
+])  # fmt: skip
+def test_regions_that_contradict_themselves(tensor: Any, words: str) -> None:
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], **tensor}]}
+    assert words in refused(json.dumps(body).encode())
 
 
 HOSTILE = "\n\\ud83d\\ude00\U000e0001\u2028'\"" * 200

@@ -39,7 +39,14 @@ def test_what_there_is_to_ask() -> None:
     assert "/traces/{id}" in paths
     assert len(paths) == len(set(paths))
     (endpoint,) = backends.json()["a"]["endpoints"]
-    assert endpoint == {"name": "http://127.0.0.1:1", "ready": None, "reason": "", "protocol": "http", "in_flight": 0}
+    assert endpoint == {
+        "name": "http://127.0.0.1:1",
+        "ready": None,
+        "reason": "",
+        "protocol": "http",
+        "in_flight": 0,
+        "avoided": {},
+    }
     assert backends.json()["a"]["queue"] == {"rows": 0, "batches_running": 0}
     assert (ready.status_code, live.status_code) == (503, 200)
 

@@ -304,16 +304,17 @@ def test_a_sample_gets_its_label_whatever_its_others_say() -> None:
     assert lines[-4:] == ['a{worker="0"} 1.0', 'a{worker="0"} 2.0', 'a{worker="0",x="} {\\"\u2028"} 3.0', ""]
 
 
-def page(ready: bool | None, reason: str = "", in_flight: int = 1, **more: Any) -> dict[str, Any]:
+def page(ready: bool | None, reason: str = "", in_flight: int = 1, avoided: str = "", **more: Any) -> dict[str, Any]:
     endpoint = {"name": "e", "ready": ready, "reason": reason, "protocol": "http", "in_flight": in_flight}
+    endpoint["avoided"] = {"m": avoided} if avoided else {}
     return {"a": {"endpoints": [endpoint], **more}}
 
 
 def test_backends_are_summed_and_ready_only_where_all_say_so() -> None:
     queue = {"queue": {"rows": 2, "batches_running": 1}}
-    joined = join_backends([page(True, in_flight=2, **queue), page(False, "refused", **queue), page(None)])
+    joined = join_backends([page(True, in_flight=2, **queue), page(False, "refused", avoided="x", **queue), page(None)])
     assert joined["a"]["endpoints"] == [
-        {"name": "e", "ready": False, "reason": "refused", "protocol": "http", "in_flight": 4}
+        {"name": "e", "ready": False, "reason": "refused", "protocol": "http", "in_flight": 4, "avoided": {"m": "x"}}
     ]
     assert joined["a"]["queue"] == {"rows": 4, "batches_running": 2}
     assert join_backends([page(True), page(True)])["a"]["endpoints"][0]["ready"] is True

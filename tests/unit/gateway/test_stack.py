@@ -297,19 +297,6 @@ def test_replicas_that_are_ready_take_turns() -> None:
     asyncio.run(run())
 
 
-def test_a_call_that_would_reach_one_replica_of_several_is_refused() -> None:
-    async def run() -> None:
-        r = Rig(TWO, FakeServer({}))
-        async with r.client() as client:
-            load = await client.post("/v2/repository/models/pair/load")
-            logging = await client.post("/v2/logging", json={})
-            reading = await client.get("/v2/logging")
-        assert (load.status_code, logging.status_code, reading.status_code) == (501, 501, 200)
-        assert "several replicas" in load.json()["error"]
-
-    asyncio.run(run())
-
-
 class Slow(FakeServer):
     """Answers `slow` never, and everything else at once."""
 
@@ -369,9 +356,9 @@ def test_control_calls_are_for_models_of_the_gateway() -> None:
             foreign = await client.post("/v2/repository/models/other/unload")
             own = await client.post("/v2/repository/models/sure/load")
             settings = await client.post("/v2/logging", json={})
-        assert (foreign.status_code, own.status_code, settings.status_code) == (404, 501, 501)
-        assert "no `proxy`" in own.json()["error"]
-        async with rig(PROXY).client() as client:
+        assert (foreign.status_code, own.status_code, settings.status_code) == (404, 403, 403)
+        assert own.json() == {"error": "load: the policy does not let callers change the servers of this backend"}
+        async with rig(POLICY.replace("model: large", "model: large, control: true")).client() as client:
             own = await client.post("/v2/repository/models/sure/load")
         assert own.json()["target"] == "/v2/repository/models/large/load"
 

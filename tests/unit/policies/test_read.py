@@ -328,8 +328,8 @@ def test_problems_of_all_sections_come_at_once_in_the_order_of_lines() -> None:
         "p.yaml:1: limits.in_flight: expected a whole number from 1 to 1000000, got 0",
         "p.yaml:2: proxy: backends has no 'x'; expected one of b",
         "p.yaml:4: backends.b.endpoints[0]: the environment has no HOST; set it, or write ${HOST:-default}",
-        "p.yaml:4: backends.b.x: unknown key; expected one of batch, connect_timeout, endpoints, first_byte_timeout,"
-        " headers, idle_timeout, kind, local, model, protocol, stream_timeout, timeout, ...",
+        "p.yaml:4: backends.b.x: unknown key; expected one of batch, connect_timeout, control, endpoints,"
+        " first_byte_timeout, headers, idle_timeout, kind, local, model, protocol, ready_replicas, ...",
         "p.yaml:5: routes.r: expected a mapping with backend, tiers, experiment, cache, fallback, timeout, got 1",
     ]
 

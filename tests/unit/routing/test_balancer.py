@@ -9,7 +9,8 @@ import pytest
 
 from backends.endpoint import Endpoint
 from backends.errors import BackendFailed, ConnectionLost, Expired, Failure, Rejected, TooSlow, Unreachable
-from backends.request import Answer, HttpCall, Infer, Relay, Reply, Request, RpcCall, Tensors
+from backends.outlier import FAILURES
+from backends.request import Answer, HttpCall, Infer, Relay, Reply, Request, RpcCall, Tensors, replace
 from routing.balancer import Balancer
 from routing.retry import RetryBudget
 from tests.support.loop import run, settle
@@ -110,6 +111,27 @@ def test_what_is_known_to_be_down_is_left_out_and_unknown_is_not_down() -> None:
             await balancer(ASKED)
         assert servers[0].asked == 0
         assert min(servers[1].asked, servers[2].asked) > 0
+
+    run(main())
+
+
+def test_who_fails_a_model_gets_other_models_and_that_one_only_where_nobody_else_is_up() -> None:
+    async def main() -> None:
+        broken, sound, down = Server(), Server(), Server()
+        balancer, endpoints = balanced(broken, sound, down)
+        endpoints[2].ready = False
+        for _ in range(FAILURES):
+            endpoints[0].outliers.failed("m", 0.0, "no")
+        for _ in range(20):
+            await balancer(ASKED)
+        assert (broken.asked, sound.asked, down.asked) == (0, 20, 0)
+        for _ in range(40):
+            await balancer(replace(ASKED, model="other"))
+        assert broken.asked >= 5
+        endpoints[1].ready = False
+        asked = broken.asked
+        await balancer(ASKED)
+        assert (broken.asked, down.asked) == (asked + 1, 0)
 
     run(main())
 

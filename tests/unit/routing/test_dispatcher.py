@@ -259,3 +259,19 @@ def test_while_none_is_ready_all_are_tried() -> None:
     dispatcher = Dispatcher(Limits(max_rows=1, slots=1), endpoints=2)
     offer(dispatcher, entry(), entry())
     assert {batch.endpoint for batch in dispatcher.step(0.0, {0, 1}).batches} == {0, 1}
+
+
+def test_a_lane_keeps_away_from_who_fails_it_while_another_is_ready() -> None:
+    dispatcher = Dispatcher(Limits(slots=1), endpoints=3)
+    avoided = {"bad": {0}, "good": set()}.__getitem__
+    offer(dispatcher, entry(), key="bad")
+    (first,) = dispatcher.step(0.0, {2}, avoided).batches  # type: ignore[arg-type]
+    assert first.endpoint == 1
+    offer(dispatcher, entry(), key="bad")
+    assert dispatcher.step(0.0, {2}, avoided).batches == []  # type: ignore[arg-type]
+    offer(dispatcher, entry(), key="good")
+    (second,) = dispatcher.step(0.0, {2}, avoided).batches  # type: ignore[arg-type]
+    assert second.endpoint == 0  # who waits for another endpoint is in nobody's way
+    dispatcher.done(second, 0.1)
+    (third,) = dispatcher.step(0.1, {1, 2}, avoided).batches  # type: ignore[arg-type]
+    assert third.endpoint == 0
