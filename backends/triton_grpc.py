@@ -220,7 +220,9 @@ class TritonGrpc:
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return Expired("backend")
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _OVERSIZE.search(text):
-            return BadReply(f"{where}; expected a reply of at most {self._max_message_bytes} bytes")
+            return BadReply(
+                f"backend {self._address}: expected a reply of at most {self._max_message_bytes} bytes, got more"
+            )
         if code is grpc.StatusCode.UNAVAILABLE:
             if _BUSY.search(text):
                 return Rejected(where)

@@ -20,9 +20,6 @@ from backends.triton_http import TritonHttp
 from policies.spec import Backend, Local
 from policies.spec import Endpoint as EndpointSpec
 
-# The largest answer that is taken from a backend; beyond, something is wrong with it.
-MAX_REPLY_BYTES = 256 * 1024 * 1024
-
 
 async def look_up(host: str) -> tuple[str, ...]:
     """The host's IP addresses as the system's resolver knows them, sorted. Raises OSError."""
@@ -63,7 +60,7 @@ class Connect:
                 url.port or 80,
                 now=self.now,
                 connect_timeout=backend.connect_timeout,
-                max_response_bytes=MAX_REPLY_BYTES,
+                max_response_bytes=backend.reply_bytes,
                 resolve=self.resolve,
             )
             http = TritonHttp(client)
@@ -72,7 +69,7 @@ class Connect:
                 spec.grpc,
                 now=self.now,
                 connect_timeout=backend.connect_timeout,
-                max_message_bytes=MAX_REPLY_BYTES,
+                max_message_bytes=backend.reply_bytes,
                 resolve=self.resolve,
             )
         return Endpoint(

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
-from backends.errors import BadRequest, Failure, NotFound, SlowCaller
+from backends.errors import BadRequest, Failure, NotFound, SlowCaller, TooLarge
 from backends.kserve_grpc import metadata, named, names_model, read_request, write_reply
 from backends.proto import kserve_pb2 as pb
 from backends.request import Infer, Parameters, Relay, Reply, Request, RpcCall, Service
@@ -46,7 +46,8 @@ class GrpcEdge:
 
     `ready` is asked for health and ServerReady. `grpc_status` turns a failure into code, line and trailing metadata;
     `decision_headers` says what happened on the way to a reply. `refused` is told of failures that `service` never saw.
-    `report` gets every exception that is not a `Failure`:
+    `max_message_bytes` bounds what is received, and is asked for each message: it may become less than it was when the
+    port was opened, and more than that only for another server. `report` gets every exception that is not a `Failure`:
     its caller sees INTERNAL and nothing of it. `shared` ports are those of other processes of the same user as well.
     """
 
@@ -55,7 +56,7 @@ class GrpcEdge:
         service: Service,
         *,
         now: Callable[[], float],
-        max_message_bytes: int,
+        max_message_bytes: Callable[[], int],
         ready: Callable[[], bool],
         grpc_status: Callable[[Failure], tuple[int, str, Metadata]],
         decision_headers: Callable[[Reply], Metadata],
@@ -65,6 +66,7 @@ class GrpcEdge:
     ) -> None:
         self._service = service
         self._now = now
+        self._max_message_bytes = max_message_bytes
         self._ready = ready
         self._grpc_status = grpc_status
         self._decision_headers = decision_headers
@@ -73,7 +75,7 @@ class GrpcEdge:
         self._server: Any = None
         self._stopping: asyncio.Event | None = None
         self._options = (
-            ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.max_receive_message_length", max_message_bytes()),  # of decompressed ones, too
             ("grpc.max_send_message_length", -1),  # an answer was bounded when it came from the backend
             ("grpc.so_reuseport", int(shared)),  # else off: a port in use must not be shared by accident
             # Clients may ask every 10 s whether we live, idle ones too; one that does not answer us is gone.
@@ -134,6 +136,7 @@ class GrpcEdge:
 
     async def _answer(self, data: bytes, context: Any) -> bytes:
         with self._arriving():
+            self._check_size(data)
             model, version, infer = read_request(data)
             request = self._request(context, model, version, infer, infer.parameters)
         reply = await self._service(request)
@@ -145,6 +148,7 @@ class GrpcEdge:
 
     async def _relayed(self, method: str, messages: AsyncIterator[bytes], context: Any) -> None:
         model = version = ""
+        messages = self._bounded(messages)
         with self._arriving():
             if names_model(method):
                 try:
@@ -172,6 +176,16 @@ class GrpcEdge:
         finally:
             if close := getattr(relay.body, "aclose", None):
                 await close()
+
+    def _check_size(self, message: bytes) -> None:
+        most = self._max_message_bytes()
+        if len(message) > most:
+            raise TooLarge(f"request message: expected at most {most} bytes, got {len(message)}")
+
+    async def _bounded(self, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for message in messages:
+            self._check_size(message)
+            yield message
 
     async def _begin(self, context: Any, relay: Relay) -> None:
         if initial := metadata(_text(relay.headers)):

@@ -8,7 +8,7 @@ costly to make (pools, dispatchers) is found again after a reload by an equal sp
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -92,6 +92,7 @@ class Backend:
     batch: Batch | None = None  # None: calls are never merged; merging needs a model whose axis 0 is rows
     timeout: float = 30.0  # seconds for one call; the model servers' own clients wait about as long
     connect_timeout: float = 2.0  # seconds; one lost SYN is sent again after 1 s, a second one means that it is down
+    reply_bytes: int = 64 * MIB  # `limits.reply_bytes` of its policy, which sets it: a client is made with its bound
     headers: Mapping[str, Secret] = field(default_factory=dict, hash=False)  # added to each call; lower-case names
 
     def __post_init__(self) -> None:
@@ -200,6 +201,8 @@ class Limits:
 
     in_flight: int = 4096  # requests; far above what keeps backends busy, and bounds memory with body_bytes
     body_bytes: int = 64 * MIB  # one request's body: a batch of 100 images of 224 x 224 x 3 FP32 is 57 MiB
+    # One answer of a backend, or one message of its stream, which is held whole: as large as what is asked.
+    reply_bytes: int = 64 * MIB
     timeout: float = 30.0  # seconds for a request that brings no deadline
 
 
@@ -233,5 +236,7 @@ class Policy:
     version: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "backends", MappingProxyType(dict(self.backends)))
+        limit = self.limits.reply_bytes
+        backends = {name: replace(backend, reply_bytes=limit) for name, backend in self.backends.items()}
+        object.__setattr__(self, "backends", MappingProxyType(backends))
         object.__setattr__(self, "routes", MappingProxyType(dict(self.routes)))

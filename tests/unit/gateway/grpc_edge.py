@@ -11,14 +11,14 @@ from typing import Any
 import grpc
 import pytest
 
-from backends.errors import BackendFailed, BadRequest, Expired, Failure, NotFound, Rejected
+from backends.errors import BackendFailed, BadRequest, Expired, Failure, NotFound, Rejected, TooLarge
 from backends.proto import kserve_pb2 as pb
 from backends.request import Answer, Relay, Reply, Request, RpcCall, Tensors, replace
 from backends.triton_grpc import TritonGrpc
 from gateway.grpc import GrpcEdge
 
 SERVICE = "/inference.GRPCInferenceService/"
-CODES = {BadRequest: 3, Expired: 4, NotFound: 5, Rejected: 8}
+CODES = {BadRequest: 3, Expired: 4, NotFound: 5, Rejected: 8, TooLarge: 8}
 
 
 def status(failure: Failure) -> tuple[int, str, tuple[tuple[str, str], ...]]:
@@ -41,6 +41,7 @@ class Setup:
     reported: list[BaseException] = field(default_factory=list)
     refused: list[Failure] = field(default_factory=list)
     ready: bool = True
+    most: int = 1 << 20
 
     def call(self, method: str = "ModelInfer", data: bytes = b"", **options: Any) -> Any:
         return self.channel.unary_unary(method if method[0] == "/" else SERVICE + method)(data, **options)
@@ -57,7 +58,7 @@ async def edge(service: Service) -> AsyncIterator[Setup]:
     made = GrpcEdge(
         service,
         now=time.monotonic,
-        max_message_bytes=1 << 20,
+        max_message_bytes=lambda: setup.most if setup else 1 << 20,
         ready=lambda: setup.ready,
         grpc_status=status,
         decision_headers=decision,

@@ -10,11 +10,11 @@ from typing import Any
 import grpc
 import pytest
 
-from backends.errors import BackendFailed, BadRequest, Expired, Rejected
+from backends.errors import BackendFailed, BadRequest, Expired, Rejected, TooLarge
 from backends.proto import kserve_pb2 as pb
 from backends.request import Infer, Reply, Request, Tensors
 from backends.tensor import Tensor, join_elements
-from tests.unit.gateway.grpc_edge import edge, infer_message, refusal, twice
+from tests.unit.gateway.grpc_edge import echo, edge, infer_message, refusal, twice
 
 
 def test_infer_becomes_a_request_and_its_answer_a_message() -> None:
@@ -177,7 +177,35 @@ def test_a_message_over_the_limit_names_it() -> None:
                 code, text = await refusal(setup.call(method, large, timeout=5))
                 assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
                 assert str(1 << 20) in text
+            setup.most = 1000
+            for method in ("ModelInfer", "ModelStreamInfer"):
+                code, text = await refusal(setup.call(method, infer_message(id="7" * 1000), timeout=5))
+                assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+                assert "request message: expected at most 1000 bytes, got 10" in text
+                assert isinstance(setup.refused.pop(), TooLarge)
             assert await setup.call(data=infer_message(), timeout=5)
+            assert not setup.reported
+        async with edge(echo) as setup:
+            setup.most = 2  # what names no model is bounded as it passes
+            assert await setup.call("ServerMetadata", b"12", timeout=5) == b"12"
+            assert (await refusal(setup.call("ServerMetadata", b"123", timeout=5)))[
+                0
+            ] is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_compressed_messages_are_bounded_by_what_they_become(compression: grpc.Compression) -> None:
+    async def main() -> None:
+        async with edge(twice) as setup:
+            sent = infer_message(id="7" * 100_000)
+            reply = pb.ModelInferResponse.FromString(await setup.call(data=sent, compression=compression))
+            assert reply.id == "7" * 100_000
+            for size in (1 << 20, 1 << 24):  # 16 MiB are 16 KiB on the wire
+                for method in ("ModelInfer", "ModelStreamInfer"):
+                    bomb = setup.call(method, infer_message(id="7" * size), compression=compression, timeout=5)
+                    assert (await refusal(bomb))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert not setup.reported
 
     asyncio.run(main())

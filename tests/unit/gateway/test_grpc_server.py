@@ -85,7 +85,7 @@ def test_a_port_in_use_is_an_error() -> None:
         async with edge(twice) as setup:
             taken = f"127.0.0.1:{setup.port}"
             second = GrpcEdge(
-                twice, now=time.monotonic, max_message_bytes=1, ready=lambda: True, grpc_status=status,
+                twice, now=time.monotonic, max_message_bytes=lambda: 1, ready=lambda: True, grpc_status=status,
                 decision_headers=decision, refused=lambda failure: None, report=lambda error: None,
             )  # fmt: skip
             with pytest.raises(OSError, match=taken):
