@@ -173,7 +173,7 @@ def _check_size(request: Request) -> None:
     """BadRequest for headers that the backend would drop the connection for."""
     size = 0
     for name, value in request.headers.items():
-        size += len(name) + len(value)
+        size += len(name) + (sum(map(len, value)) if isinstance(value, tuple) else len(value))
     if isinstance(request.content, HttpCall):
         size += sum(len(name) + len(value) for name, value in request.content.headers)
     elif isinstance(request.content, RpcCall):

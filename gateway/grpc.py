@@ -22,10 +22,11 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from backends.errors import BadRequest, Failure, NotFound, SlowCaller, TooLarge
-from backends.kserve_grpc import metadata, named, names_model, read_request, write_reply
+from backends.kserve_grpc import end_to_end, metadata, named, names_model, read_request, write_reply
 from backends.proto import kserve_pb2 as pb
-from backends.request import Infer, Parameters, Relay, Reply, Request, RpcCall, Service
+from backends.request import Infer, Metadata, Parameters, Relay, Reply, Request, RpcCall, Service
 from gateway.deadline import seconds
+from gateway.respond import Headers
 
 _INFERENCE = "inference.GRPCInferenceService"
 _STREAM = f"/{_INFERENCE}/ModelStreamInfer"
@@ -33,12 +34,12 @@ _STREAM = f"/{_INFERENCE}/ModelStreamInfer"
 _WATCH_S = 1.0
 # An open stream that says nothing belongs to nobody, and is held for nothing.
 _FIRST_MESSAGE_S = 30.0
-# Status and trailing metadata share a header block that clients take up to 8 KiB of, and text may grow threefold.
-_MAX_LINE = 1024
+_MAX_METADATA_BYTES = 64 * 1024
+# Status and trailing metadata share a header block that clients take up to 8 KiB of: the last of them is ours.
+_MAX_STATUS_BYTES = 7 * 1024
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode if code.value[0]}
 
 _T = TypeVar("_T")
-Metadata = tuple[tuple[str, str], ...]
 
 
 class GrpcEdge:
@@ -59,7 +60,7 @@ class GrpcEdge:
         max_message_bytes: Callable[[], int],
         ready: Callable[[], bool],
         grpc_status: Callable[[Failure], tuple[int, str, Metadata]],
-        decision_headers: Callable[[Reply], Metadata],
+        decision_headers: Callable[[Reply], Headers],
         refused: Callable[[Failure], None],
         report: Callable[[BaseException], None],
         shared: bool = False,
@@ -77,6 +78,9 @@ class GrpcEdge:
         self._options = (
             ("grpc.max_receive_message_length", max_message_bytes()),  # of decompressed ones, too
             ("grpc.max_send_message_length", -1),  # an answer was bounded when it came from the backend
+            # As over HTTP; gRPC's own is 8 KiB, beyond which it refuses some calls and takes others.
+            ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
+            ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
             ("grpc.so_reuseport", int(shared)),  # else off: a port in use must not be shared by accident
             # Clients may ask every 10 s whether we live, idle ones too; one that does not answer us is gone.
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
@@ -140,8 +144,11 @@ class GrpcEdge:
             model, version, infer = read_request(data)
             request = self._request(context, model, version, infer, infer.parameters)
         reply = await self._service(request)
-        context.set_trailing_metadata(metadata(self._decision_headers(reply)))
-        return write_reply(reply.answer, model, infer.id)
+        answer = reply.answer
+        if answer.headers:
+            await _out(context.send_initial_metadata(metadata(answer.headers)))
+        context.set_trailing_metadata(metadata((*answer.trailers, *self._decision_headers(reply))))
+        return write_reply(answer, model, infer.id)
 
     async def _relay(self, method: str, messages: AsyncIterator[bytes], context: Any) -> None:
         await self._guarded(context, self._relayed(method, messages, context))
@@ -164,7 +171,8 @@ class GrpcEdge:
         reply = await self._service(request)
         relay = reply.body
         assert isinstance(relay, Relay)
-        context.set_trailing_metadata(metadata(self._decision_headers(reply)))
+        decision = self._decision_headers(reply)
+        context.set_trailing_metadata(metadata(decision))
         if isinstance(relay.body, bytes):
             await self._begin(context, relay)
             await _out(context.write(relay.body))
@@ -173,6 +181,8 @@ class GrpcEdge:
             await self._begin(context, relay)
             async for chunk in relay.body:
                 await _out(context.write(chunk))
+            if trailers := relay.trailers():
+                context.set_trailing_metadata(metadata((*trailers, *decision)))
         finally:
             if close := getattr(relay.body, "aclose", None):
                 await close()
@@ -238,10 +248,12 @@ class GrpcEdge:
     def _request(
         self, context: Any, model: str, version: str, content: Infer | RpcCall, parameters: Parameters
     ) -> Request:
-        given: dict[str, str] = {}
+        given: dict[str, Any] = {}
         for name, value in context.invocation_metadata() or ():
-            if isinstance(value, str):
-                given[name] = f"{given[name]}, {value}" if name in given else value
+            if name in given:
+                before = given[name]
+                value = (*before, value) if isinstance(before, tuple) else (before, value)
+            given[name] = value
         return Request(
             model=model,
             version=version,
@@ -253,11 +265,11 @@ class GrpcEdge:
         )
 
     @staticmethod
-    def _headers(given: Mapping[str, str], content: Infer | RpcCall) -> dict[str, Any]:
+    def _headers(given: Mapping[str, Any], content: Infer | RpcCall) -> dict[str, Any]:
         """What the backend is meant to see; a relayed call carries its own, and here only what a hop may change."""
         if isinstance(content, RpcCall):
             return {"traceparent": given["traceparent"]} if "traceparent" in given else {}
-        return {k: v for k, v in metadata(given.items()) if not k.startswith("headrace-")}
+        return {k: v for k, v in given.items() if end_to_end(k) and not k.startswith("headrace-")}
 
     @contextmanager
     def _arriving(self) -> Iterator[None]:
@@ -268,10 +280,11 @@ class GrpcEdge:
             self._refused(failure)
             raise
 
-    def _deadline(self, context: Any, given: Mapping[str, str], parameters: Parameters) -> float:
+    def _deadline(self, context: Any, given: Mapping[str, Any], parameters: Parameters) -> float:
         """The soonest of what the call, its metadata and its parameters ask for."""
         left = context.time_remaining()
-        asked = seconds(given.get("headrace-timeout-ms"), parameters.get("timeout"))
+        wanted = given.get("headrace-timeout-ms")
+        asked = seconds(", ".join(wanted) if isinstance(wanted, tuple) else wanted, parameters.get("timeout"))
         return self._now() + min(asked, math.inf if left is None else left)
 
     async def _guarded(self, context: Any, work: Coroutine[Any, Any, _T]) -> _T:
@@ -290,8 +303,8 @@ class GrpcEdge:
         except Exception as error:
             self._report(error)
             number, line = grpc.StatusCode.INTERNAL.value[0], "internal error"
-        # Lone surrogates or line breaks in a status would keep it from being written.
-        line = " ".join(line.split())[:_MAX_LINE].encode(errors="replace").decode()
+        # A lone surrogate in a status would keep it from being written.
+        line = _fitting(line.encode(errors="replace").decode())
         await context.abort(_CODES.get(number, grpc.StatusCode.UNKNOWN), line, metadata(trailing))
         raise AssertionError("abort raises")
 
@@ -307,7 +320,17 @@ async def _out(writing: Awaitable[None]) -> None:
         raise _CallerLeft from error
 
 
-def _sent(context: Any) -> tuple[tuple[str, str | bytes], ...]:
+def _fitting(text: str) -> str:
+    """As much of a status' text as fits: what is not printable ASCII takes three bytes for each of its own."""
+    size = 0
+    for at, char in enumerate(text):
+        size += 1 if " " <= char <= "~" and char != "%" else 3 * len(char.encode())
+        if size > _MAX_STATUS_BYTES:
+            return text[:at]
+    return text
+
+
+def _sent(context: Any) -> Metadata:
     return tuple((k, v) for k, v in metadata(context.invocation_metadata() or ()) if not k.startswith("headrace-"))
 
 

@@ -66,7 +66,8 @@ def test_infer_sends_names_headers_and_deadline() -> None:
         (grpc.StatusCode.UNAVAILABLE, "model is not ready", BackendFailed, "model is not ready"),
         # A backend that is a proxy itself says this of its own backend: our channel is up, so it is its answer.
         (grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses", BackendFailed, "failed to connect"),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, "late", Expired, "deadline exceeded in backend"),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", Expired, "deadline exceeded in backend"),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "its own deadline", BackendFailed, "its own deadline"),
         (grpc.StatusCode.INVALID_ARGUMENT, "bad\n shape\n", BackendFailed, "bad shape"),
         (grpc.StatusCode.NOT_FOUND, "", BackendFailed, "NOT_FOUND"),
         (grpc.StatusCode.CANCELLED, "by the model", BackendFailed, "by the model"),

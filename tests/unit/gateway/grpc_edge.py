@@ -51,7 +51,7 @@ Service = Callable[[Request], Awaitable[Reply]]
 
 
 @asynccontextmanager
-async def edge(service: Service) -> AsyncIterator[Setup]:
+async def edge(service: Service, grpc_status: Any = status) -> AsyncIterator[Setup]:
     setup: Any = None
     reported: list[BaseException] = []
     refused: list[Failure] = []
@@ -60,7 +60,7 @@ async def edge(service: Service) -> AsyncIterator[Setup]:
         now=time.monotonic,
         max_message_bytes=lambda: setup.most if setup else 1 << 20,
         ready=lambda: setup.ready,
-        grpc_status=status,
+        grpc_status=grpc_status,
         decision_headers=decision,
         refused=refused.append,
         report=reported.append,

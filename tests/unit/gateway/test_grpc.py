@@ -38,7 +38,7 @@ def test_infer_becomes_a_request_and_its_answer_a_message() -> None:
             assert dict(tuple(await call.trailing_metadata()))["headrace-policy"] == "p1"
         (request,) = seen
         assert (request.model, request.version, request.stream) == ("m", "3", False)
-        assert request.headers == {"traceparent": "00-1", "twice": "1, 2"}
+        assert request.headers == {"traceparent": "00-1", "twice": ("1", "2"), "k-bin": b"\0"}
         assert 1.3 < request.deadline - time.monotonic() <= 1.5005
 
     asyncio.run(main())
@@ -124,11 +124,11 @@ def test_failures_become_statuses() -> None:
             got = {}
             for model in faults:
                 got[model] = await refusal(setup.call(data=infer_message(model_name=model), timeout=2))
-            assert got["busy"] == (grpc.StatusCode.RESOURCE_EXHAUSTED, "full queue")
+            assert got["busy"] == (grpc.StatusCode.RESOURCE_EXHAUSTED, "full\nqueue")
             assert got["late"] == (grpc.StatusCode.DEADLINE_EXCEEDED, "deadline exceeded in queue")
             assert got["backend"] == (grpc.StatusCode.FAILED_PRECONDITION, "its own")
             assert got["odd"] == (grpc.StatusCode.UNKNOWN, "no such code")
-            assert got["long"] == (grpc.StatusCode.INVALID_ARGUMENT, "ü?" * 512)
+            assert got["long"] == (grpc.StatusCode.INVALID_ARGUMENT, "ü?" * 1024)
             assert got["bug"] == got["stray"] == (grpc.StatusCode.INTERNAL, "internal error")
             assert [type(e) for e in setup.reported] == [RuntimeError, asyncio.CancelledError]
             with pytest.raises(grpc.aio.AioRpcError) as raised:
