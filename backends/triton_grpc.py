@@ -56,7 +56,7 @@ _NEVER_SENT = (
 )  # fmt: skip
 _LOST = re.compile(
     r"socket closed|stream removed|connection (reset|timed out|aborted)|broken pipe|goaway|(watchdog|ping) timeout"
-    r"|transport (is )?clos|endpoint clos",
+    r"|transport (is )?clos|endpoint clos|max connection age",
     re.IGNORECASE,
 )
 # Triton refuses with UNAVAILABLE what its queue policy does not let in, and what it let wait for too long.

@@ -32,6 +32,10 @@ _INFERENCE = "inference.GRPCInferenceService"
 _STREAM = f"/{_INFERENCE}/ModelStreamInfer"
 # Watch has no event to wait for; a second is soon enough for whoever balances by health.
 _WATCH_S = 1.0
+# The shortest keep-alive that clients are told to use is 10 s; half of it, so that no jitter makes an abuse of it.
+_PING_MS = 5_000
+# A connection that does not begin to speak HTTP/2 is not held for longer.
+_PREFACE_MS = 10_000
 # An open stream that says nothing belongs to nobody, and is held for nothing.
 _FIRST_MESSAGE_S = 30.0
 _MAX_METADATA_BYTES = 64 * 1024
@@ -82,11 +86,12 @@ class GrpcEdge:
             ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
             ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
             ("grpc.so_reuseport", int(shared)),  # else off: a port in use must not be shared by accident
-            # Clients may ask every 10 s whether we live, idle ones too; one that does not answer us is gone.
-            ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+            # Clients may ask whether we live, idle ones too; one that does not answer us is gone.
+            ("grpc.http2.min_ping_interval_without_data_ms", _PING_MS),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.keepalive_time_ms", 60_000),
             ("grpc.keepalive_timeout_ms", 20_000),
+            ("grpc.server_handshake_timeout_ms", _PREFACE_MS),
         )
         self._handlers = {
             f"/{_INFERENCE}/ModelInfer": grpc.unary_unary_rpc_method_handler(self._infer),

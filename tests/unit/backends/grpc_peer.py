@@ -34,8 +34,10 @@ class Methods:
 
 
 @asynccontextmanager
-async def backend(script: Script, *, limit: int = 1 << 20, timeout: float = 2.0) -> AsyncIterator[TritonGrpc]:
-    server = grpc.aio.server()
+async def backend(
+    script: Script, *, limit: int = 1 << 20, timeout: float = 2.0, options: Any = ()
+) -> AsyncIterator[TritonGrpc]:
+    server = grpc.aio.server(options=options)
     server.add_generic_rpc_handlers((Methods(script),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

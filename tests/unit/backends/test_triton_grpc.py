@@ -7,6 +7,7 @@ import math
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from backends.errors import BackendFailed, BadReply, ConnectionLost, Expired, Rejected, Unreachable, Unsupported
 from backends.kserve_grpc import read_request
 from backends.proto import kserve_pb2 as pb
-from backends.request import HttpCall, Relay, Request
+from backends.request import HttpCall, Infer, Relay, Request
 from backends.triton_grpc import TritonGrpc
 from tests.unit.backends.grpc_peer import (
     REPLY,
@@ -266,5 +267,36 @@ def test_many_at_once_over_one_channel() -> None:
         async with backend(answering) as client:
             replies = await asyncio.gather(*(client(ask()) for _ in range(300)))
             assert len(replies) == 300
+
+    asyncio.run(main())
+
+
+def test_a_backend_that_ends_its_connections_by_age_loses_nothing_that_it_did_not_execute() -> None:
+    """GOAWAY in the middle of load: gRPC sends again what lies beyond it; a reply that is lost to it was executed."""
+
+    async def main() -> None:
+        ran: Counter[bytes] = Counter()
+
+        async def script(messages: AsyncIterator[bytes], context: Any) -> None:
+            ran[await anext(messages)] += 1
+            peers.add(context.peer())
+            await asyncio.sleep(0.01)
+            await context.write(REPLY)
+
+        async def one(client: TritonGrpc, number: int) -> None:
+            content = ask().infer
+            try:
+                await client(ask(content=Infer(content.inputs, id=str(number))))
+            except ConnectionLost:
+                lost.append(number)
+
+        peers: set[str] = set()
+        lost: list[int] = []
+        async with backend(script, options=[("grpc.max_connection_age_ms", 100)]) as client:
+            for i in range(0, 1600, 16):
+                await asyncio.gather(*(one(client, i + j) for j in range(16)))
+        assert len(peers) > 2
+        assert (len(ran), set(ran.values())) == (1600, {1})
+        assert len(lost) < 160
 
     asyncio.run(main())

@@ -14,6 +14,9 @@ from backends.request import Reply, Request
 from gateway.grpc import GrpcEdge
 from tests.unit.gateway.grpc_edge import decision, edge, infer_message, refusal, status, twice
 
+# Triton has none either.
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+
 
 def test_health() -> None:
     async def main() -> None:
@@ -31,7 +34,7 @@ def test_health() -> None:
             assert pb.ServerLiveResponse.FromString(await setup.call("ServerLive")).live
             assert (await refusal(setup.call(check, unknown)))[0] is grpc.StatusCode.NOT_FOUND
             assert (await refusal(setup.call(check, b"\x0b")))[0] is grpc.StatusCode.INVALID_ARGUMENT
-            for method in ("/grpc.health.v1.Health/List", "/other.Service/Call", "/inference"):
+            for method in ("/grpc.health.v1.Health/List", "/other.Service/Call", "/inference", REFLECTION):
                 assert (await refusal(setup.call(method)))[0] is grpc.StatusCode.UNIMPLEMENTED
 
     asyncio.run(main())
