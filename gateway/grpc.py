@@ -36,6 +36,9 @@ _WATCH_S = 1.0
 _PING_MS = 5_000
 # A connection that does not begin to speak HTTP/2 is not held for longer.
 _PREFACE_MS = 10_000
+# Calls that wait for the event loop. gRPC cancels some beyond 1,000 and all beyond 3,000 without a word; who is too
+# many is for `limits.in_flight` to say.
+_PENDING = 1 << 16
 # An open stream that says nothing belongs to nobody, and is held for nothing.
 _FIRST_MESSAGE_S = 30.0
 _MAX_METADATA_BYTES = 64 * 1024
@@ -92,6 +95,8 @@ class GrpcEdge:
             ("grpc.keepalive_time_ms", 60_000),
             ("grpc.keepalive_timeout_ms", 20_000),
             ("grpc.server_handshake_timeout_ms", _PREFACE_MS),
+            ("grpc.server.max_pending_requests", _PENDING),
+            ("grpc.server.max_pending_requests_hard_limit", _PENDING),
         )
         self._handlers = {
             f"/{_INFERENCE}/ModelInfer": grpc.unary_unary_rpc_method_handler(self._infer),
