@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from backends.endpoint import Client, Endpoint
-from backends.errors import ConnectionLost, Failure, Rejected, Unreachable
-from backends.request import Answer, HttpCall, Relay, Reply, Request, Tensors
+from backends.errors import BadRequest, ConnectionLost, Failure, Rejected, Unreachable
+from backends.request import Answer, HttpCall, Relay, Reply, Request, Tensors, replace
 from tests.support.loop import run
 from tests.support.strategies import call
 
@@ -90,5 +90,22 @@ def test_the_protocol_of_the_tensors_decides() -> None:
         with pytest.raises(Unreachable):
             await replica(INFER)
         assert replica.ready is False
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("value", "fits"),
+    [("x" * 6999, True), ("x" * 7000, False), (b"x" * 5247, True), (b"x" * 5250, False),
+     (("x" * 3500, "y" * 3499), True), (("x" * 3500, "y" * 3500), False)],
+)  # fmt: skip
+def test_metadata_count_as_long_as_they_are_on_the_wire(value: Any, fits: bool) -> None:
+    async def main() -> None:
+        sent = replace(INFER, headers={"k": value})
+        if fits:
+            await endpoint(Server())(sent)
+        else:
+            with pytest.raises(BadRequest, match="at most 7000 bytes"):
+                await endpoint(Server())(sent)
 
     run(main())
