@@ -5,6 +5,9 @@ health is answered here. One generic handler serves all of it, without generated
 somebody needs to know what it says. What happened on the way goes back as trailing metadata, of failures too, because
 that is the one place that both have and because a trail is complete only at the end.
 
+A caller's metadata go to the backend with its call, and the backend's initial and trailing metadata come back: of calls
+that are one caller's alone. A merged batch has no caller's, and what is kept or put together answers without any.
+
 grpc.aio leaves a caller waiting for ever where a handler ends by an exception that it takes for a cancellation, or
 where a status cannot be written; hence `_guarded`.
 """
