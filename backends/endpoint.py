@@ -266,13 +266,20 @@ def _check_size(request: Request) -> None:
     """BadRequest for headers that the backend would drop the connection for."""
     size = 0
     for name, value in request.headers.items():
-        size += len(name) + len(value)
+        size += len(name) + (len(value) if isinstance(value, str) else _size(value))
     if isinstance(request.content, HttpCall):
         size += sum(len(name) + len(value) for name, value in request.content.headers)
     elif isinstance(request.content, RpcCall):
-        size += sum(len(name) + len(value) for name, value in request.content.metadata)
+        size += sum(len(name) + _size(value) for name, value in request.content.metadata)
     if size > MAX_HEADER_BYTES:
         raise BadRequest(f"request headers: expected at most {MAX_HEADER_BYTES} bytes for the backend, got {size}")
+
+
+def _size(value: str | bytes | tuple[str | bytes, ...]) -> int:
+    """Of a value of gRPC metadata, as it goes: bytes as base64."""
+    if isinstance(value, tuple):
+        return sum(map(_size, value))
+    return len(value) if isinstance(value, str) else (len(value) + 2) // 3 * 4
 
 
 def _rows(request: Request) -> tuple[int, ...]:

@@ -105,15 +105,27 @@ class SlowCaller(Failure):
 class BackendFailed(Failure):
     """The backend answered with an error of its own.
 
-    `status` is its HTTP status or, where `grpc` is true, its gRPC code's number; both are kept as they came, and
-    `body` is the HTTP error body where one was sent (empty otherwise).
+    `status` is its HTTP status or, where `grpc` is true, its gRPC code's number; both are kept as they came, and so
+    are `details`, gRPC's text of which `message` is one line (None over HTTP). `body` is the HTTP error body where one
+    was sent (empty otherwise), `headers` what came beside it and is meant for the caller (`backends.request.Metadata`).
     """
 
-    def __init__(self, message: str, status: int, *, grpc: bool = False, body: bytes = b"") -> None:
+    def __init__(
+        self,
+        message: str,
+        status: int,
+        *,
+        grpc: bool = False,
+        body: bytes = b"",
+        details: str | None = None,
+        headers: tuple[tuple[str, str | bytes], ...] = (),
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.grpc = grpc
         self.body = body
+        self.details = details
+        self.headers = headers
 
 
 class ConnectionLost(Failure):

@@ -381,7 +381,8 @@ class Connection(asyncio.Protocol):
         return not self._chunked and self._length() < 0
 
     def _too_large(self) -> BadReply:
-        return BadReply(f"{self._pool.origin}: response body above {self._pool.max_response_bytes} bytes")
+        most = self._pool.max_response_bytes
+        return BadReply(f"backend {self._pool.origin}: expected a reply of at most {most} bytes, got more")
 
     def _cut(self, how: str) -> ConnectionLost:
         """Why an exchange ended without its whole response."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import re
 from array import array
+from base64 import b64decode
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -25,7 +26,7 @@ from backends.errors import BadReply, BadRequest, Failure
 from backends.parameters import REGION, check_parameters, passed_on
 from backends.proto import kserve_pb2 as pb
 from backends.proto import wire
-from backends.request import HOP_BY_HOP, Answer, Head, Infer, Parameters, Tensors, Wanted, Wire
+from backends.request import HOP_BY_HOP, Answer, Head, Infer, Metadata, Parameters, Tensors, Wanted, Wire
 from backends.tensor import MAX_RANK, Bytes, Tensor, check, check_shape, join_elements, shown
 
 # Each becomes Python objects, so that a body full of them would be hostile. No model comes near this.
@@ -182,20 +183,47 @@ def rename_reply(method: str, message: bytes, model: str) -> bytes:
 # Of letters, digits and these is a metadata key made, and of visible ASCII its value; gRPC fails the whole call else.
 _KEY = re.compile(r"[0-9a-z_.-]+")
 _VALUE = re.compile(r"[\x20-\x7e]*")
+# A status in full (google.rpc.Status): gRPC's own words, and yet an application's to read and to write.
+_DETAILS = "grpc-status-details-bin"
 # What a hop says to the next one only, what HTTP/2 or gRPC writes itself, and what would describe another body.
 _HOP = HOP_BY_HOP | {"host", "content-type", "content-length", "content-encoding", "user-agent"}
 
 
-def metadata(pairs: Iterable[tuple[str, Any]]) -> tuple[tuple[str, str | bytes], ...]:
-    """`pairs` without what belongs to one hop only or has no form in gRPC metadata. Keys come out lower case."""
+def end_to_end(key: str) -> bool:
+    """Whether a key of metadata, in lower case, is one that crosses a proxy."""
+    ours = key in _HOP or (key.startswith("grpc-") and key != _DETAILS)
+    return not ours and _KEY.fullmatch(key) is not None
+
+
+def metadata(pairs: Iterable[tuple[str, Any]]) -> Metadata:
+    """`pairs` without what belongs to one hop only or has no form in gRPC metadata. Keys come out lower case.
+
+    A tuple is the values of a repeated key. Text under a key that ends in `-bin` is taken for base64, as HTTP/2 has it.
+    """
     kept: list[tuple[str, str | bytes]] = []
     for name, value in pairs:
         key = name.lower()
-        if key in _HOP or key.startswith("grpc-") or not _KEY.fullmatch(key):
+        if not end_to_end(key):
             continue
-        if isinstance(value, bytes) if key.endswith("-bin") else isinstance(value, str) and _VALUE.fullmatch(value):
-            kept.append((key, value))
+        for one in value if isinstance(value, tuple) else (value,):
+            if key.endswith("-bin"):
+                if isinstance(data := _unbase64(one) if isinstance(one, str) else one, bytes):
+                    kept.append((key, data))
+            elif isinstance(one, str) and _VALUE.fullmatch(one):
+                kept.append((key, one))
     return tuple(kept)
+
+
+def answered(pairs: Iterable[tuple[str, Any]]) -> Metadata:
+    """A backend's metadata as its caller is meant to see it: what another gateway says of itself stays here."""
+    return tuple(pair for pair in metadata(pairs) if not pair[0].startswith("headrace-"))
+
+
+def _unbase64(text: str) -> bytes | None:
+    try:
+        return b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except ValueError:
+        return None
 
 
 # Reading

@@ -24,11 +24,13 @@ from msgspec.structs import replace
 from backends.tensor import Tensor
 
 __all__ = [
-    "HOP_BY_HOP", "Answer", "Head", "Hop", "HttpCall", "Infer", "Origin", "Parameters", "Relay", "Reply", "Request",
-    "RpcCall", "Service", "Tensors", "Trail", "Wanted", "Wire", "computes", "content", "joint", "replace",
+    "HOP_BY_HOP", "Answer", "Head", "Hop", "HttpCall", "Infer", "Metadata", "Origin", "Parameters", "Relay", "Reply",
+    "Request", "RpcCall", "Service", "Tensors", "Trail", "Wanted", "Wire", "computes", "content", "joint", "replace",
 ]  # fmt: skip
 
 Parameters = Mapping[str, Any]
+# Keys in lower case; values of keys that end in `-bin` are bytes, all others text. A key may come more than once.
+Metadata = tuple[tuple[str, str | bytes], ...]
 
 # Headers that belong to one hop and never cross a proxy (RFC 9110, 7.6.1).
 HOP_BY_HOP = frozenset(
@@ -127,7 +129,7 @@ class RpcCall(msgspec.Struct, frozen=True):
 
     method: str
     messages: AsyncIterator[bytes]
-    metadata: tuple[tuple[str, str | bytes], ...] = ()
+    metadata: Metadata = ()
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -140,8 +142,9 @@ class Origin(msgspec.Struct, frozen=True):
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One call, on its way.
 
-    `deadline` is in seconds on the injected clock. `headers` are those that the backend is meant to see. `span` is the
-    trace span that the next hop is a child of, None where nothing is recorded. `origins` has one entry a caller.
+    `deadline` is in seconds on the injected clock. `headers` are those that the backend is meant to see: by name a
+    text, and from gRPC callers also bytes (names that end in `-bin`) and tuples (all values of a repeated name). `span`
+    is the trace span that the next hop is a child of, None where nothing is recorded. `origins` has one entry a caller.
     `arrival` is what the edge knows of the call beyond this, for its span alone: an ASGI scope, a gRPC context.
     `regions` says that a relayed inference has tensors in shared memory.
     """
@@ -197,24 +200,32 @@ Trail = tuple[Hop, ...]
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """One inference answer. `model` and `version` are as the backend named them until the edge renders it."""
+    """One inference answer. `model` and `version` are as the backend named them until the edge renders it.
+
+    `headers` and `trailers` are what the backend said beside it (gRPC's initial and trailing metadata, HTTP's headers),
+    without what belongs to its hop: for the one caller whose call it answers untouched. No other answer has any.
+    """
 
     outputs: Tensors
     model: str = ""
     version: str = ""
     parameters: Parameters = msgspec.field(default_factory=dict)
     id: str = ""
+    headers: Metadata = ()
+    trailers: Metadata = ()
 
 
 class Relay(msgspec.Struct, frozen=True):
     """A backend's reply to a relayed call: `body` whole, or chunk by chunk as it comes.
 
     `status` is HTTP's. A gRPC relay has status 200; a failing one raises BackendFailed from the call or the iterator.
+    Its `trailers` give the backend's trailing metadata, once the body is over.
     """
 
     status: int
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes | AsyncIterator[bytes]
+    trailers: Callable[[], Metadata] = tuple
 
 
 class Reply(msgspec.Struct, frozen=True):

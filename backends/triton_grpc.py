@@ -44,10 +44,10 @@ from backends.errors import (
     Unsupported,
 )
 from backends.grpc_channels import Channels, Line, Options
-from backends.kserve_grpc import metadata, read_reply, write_request
+from backends.kserve_grpc import answered, metadata, read_reply, write_request
 from backends.proto import kserve_pb2 as pb
 from backends.proto import wire
-from backends.request import HttpCall, Relay, Reply, Request, RpcCall
+from backends.request import HttpCall, Metadata, Relay, Reply, Request, RpcCall, replace
 from backends.tls import ClientTls, explained_by_grpc
 
 _SERVICE = "/inference.GRPCInferenceService"
@@ -58,15 +58,19 @@ _NEVER_SENT = (
 )  # fmt: skip
 _LOST = re.compile(
     r"socket closed|stream removed|connection (reset|timed out|aborted)|broken pipe|goaway|(watchdog|ping) timeout"
-    r"|transport (is )?clos|endpoint clos",
+    r"|transport (is )?clos|endpoint clos|max connection age",
     re.IGNORECASE,
 )
 # Triton refuses with UNAVAILABLE what its queue policy does not let in, and what it let wait for too long.
 _BUSY = re.compile(r"exceeds maximum queue size|request timeout expired", re.IGNORECASE)
 # Our own side's words for a reply beyond `max_message_bytes`; the backend did what it was asked.
-_OVERSIZE = re.compile(r"received message larger than max", re.IGNORECASE)
-# Longer messages than this are a model's stack trace; a header block that holds them may be refused by the caller.
+_OVERSIZE = re.compile(r"CLIENT: received message larger than max", re.IGNORECASE)
+# Our own side's, too, for a deadline that passed while the call ran.
+_EXPIRED = "Deadline Exceeded"
+# Longer messages than this are a model's stack trace: no matter for one line.
 _MAX_MESSAGE = 1000
+# What a backend says beside its answer, that stack trace included; gRPC's own bound is 8 KiB, and fails the call.
+_MAX_METADATA_BYTES = 64 * 1024
 
 
 class TritonGrpc:
@@ -110,8 +114,13 @@ class TritonGrpc:
             if isinstance(content, RpcCall):
                 return Reply(await self._relay(line, content, request))
             message = write_request(request.model, request.version, content)
-            answer = await self._unary(line, line.infer, message, request.deadline, request.headers.items())
-            return Reply(read_reply(answer))
+            headers = request.headers.items()
+            data, call = await self._unary(line, line.infer, message, request.deadline, headers)
+            answer = read_reply(data)
+            initial, trailing = await call.initial_metadata(), await call.trailing_metadata()
+            if initial or trailing:
+                answer = replace(answer, headers=answered(initial), trailers=answered(trailing))
+            return Reply(answer)
         finally:
             line.leave()
 
@@ -124,7 +133,7 @@ class TritonGrpc:
             try:
                 await self._connected(line, deadline)
                 call = line.channel.unary_unary(f"{_SERVICE}/{method}")
-                reply = await self._unary(line, call, field, deadline, headers.items())
+                reply, _ = await self._unary(line, call, field, deadline, headers.items())
             finally:
                 line.leave()
             # ModelReady's reply has the same field.
@@ -196,29 +205,29 @@ class TritonGrpc:
 
     async def _unary(
         self, line: Line, method: Any, message: bytes, deadline: float, headers: Iterable[tuple[str, Any]]
-    ) -> bytes:
+    ) -> tuple[bytes, Any]:
+        """A call's reply, and the call itself, which is over."""
         left = self._left(deadline)
         # A unary call's first byte is as good as its last: the backend is told the time that it really has.
         hurried = self._first_byte_timeout < (math.inf if left is None else left)
         timeout = self._first_byte_timeout if hurried else left
         call = method(message, timeout=timeout, metadata=metadata(headers), wait_for_ready=False)
         try:
-            reply: bytes = await call
+            return await call, call
         except grpc.aio.AioRpcError as error:
             if hurried and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise Expired(FIRST_BYTE) from None
-            raise self._failure(line, error.code(), error.details()) from None
+            raise self._failure(line, deadline, error) from None
         except asyncio.CancelledError:
             if _cancelled():
                 raise
             raise ConnectionLost(f"backend {self._address}: the client was closed during the call") from None
-        return reply
 
     async def _relay(self, line: Line, content: RpcCall, request: Request) -> Relay:
         """Relays as a stream both ways, which is what a unary call is too as soon as it is on the wire.
 
         Returns with the first message, or at the end where there is none, so that a call which fails at once fails
-        here. The backend's trailing metadata is not passed on: a relay's headers stand before its body.
+        here.
         """
         headers = metadata(
             (*((k, v) for k, v in content.metadata if k not in request.headers), *request.headers.items())
@@ -228,7 +237,7 @@ class TritonGrpc:
         )
         line.calls += 1
         call.add_done_callback(lambda _: line.leave())
-        chunks = _Chunks(call, content.messages, partial(self._failure, line), self._address)
+        chunks = _Chunks(call, content.messages, partial(self._failure, line, request.deadline), self._address)
         try:
             async with asyncio.timeout(self._first_byte_timeout if self._first_byte_timeout < math.inf else None):
                 await chunks.begin()
@@ -239,16 +248,20 @@ class TritonGrpc:
         except BaseException:
             await chunks.aclose()
             raise
-        return Relay(200, tuple((k.encode(), _bytes(v)) for k, v in metadata(initial)), chunks)
+        return Relay(200, tuple((k.encode(), _bytes(v)) for k, v in answered(initial)), chunks, chunks.trailers)
 
-    def _failure(self, line: Line, code: grpc.StatusCode, details: str | None) -> Failure:
+    def _failure(self, line: Line, deadline: float, error: grpc.aio.AioRpcError) -> Failure:
         """What a failed call means."""
-        text = " ".join((details or "").split())[:_MAX_MESSAGE]
+        code, details = error.code(), error.details() or ""
+        text = " ".join(details.split())[:_MAX_MESSAGE]
         where = f"backend {self._address}: {text}"
-        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        # Without a deadline of ours, or before it, the backend speaks of one of its own.
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED and (details == _EXPIRED or deadline <= self._now()):
             return Expired("backend")
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _OVERSIZE.search(text):
-            return BadReply(f"{where}; expected a reply of at most {self._max_message_bytes} bytes")
+            return BadReply(
+                f"backend {self._address}: expected a reply of at most {self._max_message_bytes} bytes, got more"
+            )
         if code is grpc.StatusCode.UNAVAILABLE:
             if _BUSY.search(text):
                 return Rejected(where)
@@ -257,7 +270,13 @@ class TritonGrpc:
                 return Unreachable(f"backend {self._address}: {self._why(text)}")
             if _LOST.search(text):
                 return ConnectionLost(where)
-        return BackendFailed(text or f"the backend answered {code.name} without a message", code.value[0], grpc=True)
+        return BackendFailed(
+            text or f"the backend answered {code.name} without a message",
+            code.value[0],
+            grpc=True,
+            details=details,
+            headers=answered((*(error.initial_metadata() or ()), *(error.trailing_metadata() or ()))),
+        )
 
     def _why(self, text: str) -> str:
         """Why there is no connection."""
@@ -270,6 +289,9 @@ class TritonGrpc:
             ("grpc.max_receive_message_length", self._max_message_bytes),
             # What we send was bounded when it came in, and how much it may be merged to is the batch's business.
             ("grpc.max_send_message_length", -1),
+            ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
+            ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
+            ("grpc.compression_enabled_algorithms_bitset", 1),  # none: a datacenter's wire is faster than gzip
             ("grpc.enable_http_proxy", 0),
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.service_config_disable_resolution", 1),
@@ -293,7 +315,7 @@ class _Chunks:
         self,
         call: Any,
         messages: AsyncIterator[bytes],
-        failure: Callable[[grpc.StatusCode, str | None], Failure],
+        failure: Callable[[grpc.aio.AioRpcError], Failure],
         address: str,
     ) -> None:
         self._call = call
@@ -301,6 +323,7 @@ class _Chunks:
         self._failure = failure
         self._address = address
         self._first: bytes | None = None
+        self._trailing: Metadata = ()
         self._faults: list[Exception] = []
         # Must not hold `self`, which would then never be dropped.
         self._sending = sending = asyncio.create_task(_send(call, messages, self._faults), context=Context())
@@ -321,6 +344,9 @@ class _Chunks:
             return first
         return await self._read()
 
+    def trailers(self) -> Metadata:
+        return self._trailing
+
     async def aclose(self) -> None:
         self._stop()
 
@@ -328,11 +354,12 @@ class _Chunks:
         try:
             reply: bytes = await anext(self._replies)
         except StopAsyncIteration:
+            self._trailing = answered(await self._call.trailing_metadata() or ())
             self._stop()
             raise
         except grpc.aio.AioRpcError as error:
             self._stop()
-            raise self._failure(error.code(), error.details()) from None
+            raise self._failure(error) from None
         except asyncio.CancelledError:
             self._stop()
             if _cancelled():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from math import inf
@@ -12,11 +13,16 @@ import msgspec
 from backends.errors import BackendFailed, BadReply, Failure, Rejected
 from backends.http_client import HttpClient, HttpResponse
 from backends.kserve_json import read_reply, write_request
-from backends.request import HttpCall, Infer, Relay, Reply, Request
+from backends.request import HOP_BY_HOP, HttpCall, Infer, Metadata, Relay, Reply, Request, joint, replace
 from backends.tensor import Bytes
 
 # Set here from the body that is really sent, or private to the caller's own connection.
 _OURS = frozenset({"content-type", "content-length", "inference-header-content-length", "accept-encoding", "host"})
+
+# Of a response's headers: those of its hop and its body. Those that begin with content- are its body's, too.
+_ITS_OWN = frozenset(name.encode() for name in HOP_BY_HOP) | {
+    b"inference-header-content-length", b"date", b"server", b"alt-svc",
+}  # fmt: skip
 
 # Longer messages than this are a model's stack trace.
 _MAX_MESSAGE = 1000
@@ -77,7 +83,8 @@ class TritonHttp:
                 raise BadReply(f"backend answered an inference with status {response.status}")
             raise _failure(response)
         answer = read_reply(response.body, _header_length(response))
-        return Reply(answer)
+        told = _told(response)
+        return Reply(replace(answer, headers=told) if told else answer)
 
     async def _relay(self, request: Request, call: HttpCall) -> Reply:
         headers = self._headers(request)
@@ -101,7 +108,32 @@ def _infer_target(model: str, version: str) -> str:
 
 
 def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    return [(k.encode(), str(v).encode("latin-1", "replace")) for k, v in headers.items() if k not in _OURS]
+    return [
+        (k.encode(), (v if isinstance(v, str) else _text(k, v)).encode("latin-1", "replace"))
+        for k, v in headers.items()
+        if k not in _OURS
+    ]
+
+
+def _text(name: str, value: str | bytes | tuple[str | bytes, ...]) -> str:
+    """A value of gRPC metadata as a header's: bytes as base64, which they are on HTTP/2, and repeated ones joined."""
+    if isinstance(value, tuple):
+        return joint(name).join(_text(name, one) for one in value)
+    return b64encode(value).decode().rstrip("=") if isinstance(value, bytes) else value
+
+
+def _told(response: HttpResponse) -> Metadata:
+    """What the server says beside its answer that is meant for the caller."""
+    told = [
+        (name, value)
+        for name, value in response.headers
+        if name not in _ITS_OWN and not name.startswith((b"content-", b"headrace-"))
+    ]
+    if not told:
+        return ()
+    connection = [value for name, value in response.headers if name == b"connection"]
+    hop = {part.strip().lower() for part in b",".join(connection).split(b",")}
+    return tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in told if name not in hop)
 
 
 def _header_length(response: HttpResponse) -> int | None:
@@ -123,4 +155,4 @@ def _failure(response: HttpResponse) -> Failure:
     message = " ".join(message.split())[:_MAX_MESSAGE] or f"backend answered {response.status}"
     if response.status in (429, 503) and any(words in message.lower() for words in _QUEUE_FULL):
         return Rejected(message)
-    return BackendFailed(message, response.status, body=response.body)
+    return BackendFailed(message, response.status, body=response.body, headers=_told(response))

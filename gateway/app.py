@@ -174,7 +174,7 @@ class Gateway:
             self._grpc = GrpcEdge(
                 self._service("grpc"),
                 now=self._now,
-                max_message_bytes=self.policy.limits.body_bytes,
+                max_message_bytes=lambda: self._own.limits.body_bytes,
                 ready=self.ready,
                 grpc_status=respond.grpc_status,
                 decision_headers=respond.decision_headers,

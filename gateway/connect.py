@@ -23,9 +23,6 @@ from backends.triton_http import TritonHttp
 from policies.spec import Backend, Local
 from policies.spec import Endpoint as EndpointSpec
 
-# The largest answer that is taken from a backend; beyond, something is wrong with it.
-MAX_REPLY_BYTES = 256 * 1024 * 1024
-
 
 async def look_up(host: str) -> tuple[str, ...]:
     """The host's IP addresses as the system's resolver knows them, sorted. Raises OSError."""
@@ -74,7 +71,7 @@ class Connect:
                 now=self.now,
                 connect_timeout=backend.connect_timeout,
                 first_byte_timeout=first_byte,
-                max_response_bytes=MAX_REPLY_BYTES,
+                max_response_bytes=backend.reply_bytes,
                 resolve=self.resolve,
                 tls=tls if url.scheme == "https" else None,
             )
@@ -85,7 +82,7 @@ class Connect:
                 now=self.now,
                 connect_timeout=backend.connect_timeout,
                 first_byte_timeout=first_byte,
-                max_message_bytes=MAX_REPLY_BYTES,
+                max_message_bytes=backend.reply_bytes,
                 resolve=self.resolve,
                 tls=tls if spec.grpc_tls else None,
             )

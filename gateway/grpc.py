@@ -5,6 +5,9 @@ health is answered here. One generic handler serves all of it, without generated
 somebody needs to know what it says. What happened on the way goes back as trailing metadata, of failures too, because
 that is the one place that both have and because a trail is complete only at the end.
 
+A caller's metadata go to the backend with its call, and the backend's initial and trailing metadata come back: of calls
+that are one caller's alone. A merged batch has no caller's, and what is kept or put together answers without any.
+
 grpc.aio leaves a caller waiting for ever where a handler ends by an exception that it takes for a cancellation, or
 where a status cannot be written; hence `_guarded`.
 """
@@ -21,12 +24,12 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
-from backends.errors import BadRequest, Failure, NotFound, SlowCaller
-from backends.kserve_grpc import metadata, named, names_model, read_request, write_reply
+from backends.errors import BadRequest, Failure, NotFound, SlowCaller, TooLarge
+from backends.kserve_grpc import end_to_end, metadata, named, names_model, read_request, write_reply
 from backends.proto import kserve_pb2 as pb
-from backends.request import Infer, Parameters, Relay, Reply, Request, RpcCall, Service, replace
+from backends.request import Infer, Metadata, Parameters, Relay, Reply, Request, RpcCall, Service, replace
 from gateway.deadline import seconds
-from gateway.server import HEAD_SECONDS
+from gateway.respond import Headers
 from policies.spec import ListenTls
 
 _INFERENCE = "inference.GRPCInferenceService"
@@ -34,14 +37,21 @@ _INFER = f"/{_INFERENCE}/ModelInfer"
 _STREAM = f"/{_INFERENCE}/ModelStreamInfer"
 # Watch has no event to wait for; a second is soon enough for whoever balances by health.
 _WATCH_S = 1.0
+# The shortest keep-alive that clients are told to use is 10 s; half of it, so that no jitter makes an abuse of it.
+_PING_MS = 5_000
+# A connection that does not begin to speak HTTP/2 is not held for longer.
+_PREFACE_MS = 10_000
+# Calls that wait for the event loop. gRPC cancels some beyond 1,000 and all beyond 3,000 without a word; who is too
+# many is for `limits.in_flight` to say.
+_PENDING = 1 << 16
 # An open stream that says nothing belongs to nobody, and is held for nothing.
 _FIRST_MESSAGE_S = 30.0
-# Status and trailing metadata share a header block that clients take up to 8 KiB of, and text may grow threefold.
-_MAX_LINE = 1024
+_MAX_METADATA_BYTES = 64 * 1024
+# Status and trailing metadata share a header block that clients take up to 8 KiB of: the last of them is ours.
+_MAX_STATUS_BYTES = 7 * 1024
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode if code.value[0]}
 
 _T = TypeVar("_T")
-Metadata = tuple[tuple[str, str], ...]
 
 
 class GrpcEdge:
@@ -49,7 +59,8 @@ class GrpcEdge:
 
     `ready` is asked for health and ServerReady. `grpc_status` turns a failure into code, line and trailing metadata;
     `decision_headers` says what happened on the way to a reply. `refused` is told of failures that `service` never saw.
-    `report` gets every exception that is not a `Failure`:
+    `max_message_bytes` bounds what is received, and is asked for each message: it may become less than it was when the
+    port was opened, and more than that only for another server. `report` gets every exception that is not a `Failure`:
     its caller sees INTERNAL and nothing of it. `shared` ports are those of other processes of the same user as well.
     With `tls` connections begin by a handshake; `renew` gives those that come later another certificate.
     """
@@ -59,10 +70,10 @@ class GrpcEdge:
         service: Service,
         *,
         now: Callable[[], float],
-        max_message_bytes: int,
+        max_message_bytes: Callable[[], int],
         ready: Callable[[], bool],
         grpc_status: Callable[[Failure], tuple[int, str, Metadata]],
-        decision_headers: Callable[[Reply], Metadata],
+        decision_headers: Callable[[Reply], Headers],
         refused: Callable[[Failure], None],
         report: Callable[[BaseException], None],
         shared: bool = False,
@@ -70,6 +81,7 @@ class GrpcEdge:
     ) -> None:
         self._service = service
         self._now = now
+        self._max_message_bytes = max_message_bytes
         self._ready = ready
         self._grpc_status = grpc_status
         self._decision_headers = decision_headers
@@ -80,15 +92,20 @@ class GrpcEdge:
         self._server: Any = None
         self._stopping: asyncio.Event | None = None
         self._options = (
-            ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.max_receive_message_length", max_message_bytes()),  # of decompressed ones, too
             ("grpc.max_send_message_length", -1),  # an answer was bounded when it came from the backend
+            # As over HTTP; gRPC's own is 8 KiB, beyond which it refuses some calls and takes others.
+            ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
+            ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
             ("grpc.so_reuseport", int(shared)),  # else off: a port in use must not be shared by accident
-            # Clients may ask every 10 s whether we live, idle ones too; one that does not answer us is gone.
-            ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+            # Clients may ask whether we live, idle ones too; one that does not answer us is gone.
+            ("grpc.http2.min_ping_interval_without_data_ms", _PING_MS),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.keepalive_time_ms", 60_000),
             ("grpc.keepalive_timeout_ms", 20_000),
-            ("grpc.server_handshake_timeout_ms", int(HEAD_SECONDS * 1000)),
+            ("grpc.server_handshake_timeout_ms", _PREFACE_MS),
+            ("grpc.server.max_pending_requests", _PENDING),
+            ("grpc.server.max_pending_requests_hard_limit", _PENDING),
         )
         self._handlers = {
             _INFER: grpc.unary_unary_rpc_method_handler(self._infer),
@@ -159,14 +176,18 @@ class GrpcEdge:
 
     async def _answer(self, data: bytes, context: Any) -> bytes:
         with self._arriving():
+            self._check_size(data)
             model, version, infer = read_request(data)
             content = RpcCall(_INFER, _once(data), _sent(context)) if infer.regions else infer
             request = self._request(context, model, version, content, infer.parameters)
         if infer.regions:
             return await self._whole(replace(request, regions=True), context)
         reply = await self._service(request)
-        context.set_trailing_metadata(metadata(self._decision_headers(reply)))
-        return write_reply(reply.answer, model, infer.id)
+        answer = reply.answer
+        if answer.headers:
+            await _out(context.send_initial_metadata(metadata(answer.headers)))
+        context.set_trailing_metadata(metadata((*answer.trailers, *self._decision_headers(reply))))
+        return write_reply(answer, model, infer.id)
 
     async def _whole(self, request: Request, context: Any) -> bytes:
         """The one message that a relayed call is answered with."""
@@ -187,6 +208,7 @@ class GrpcEdge:
 
     async def _relayed(self, method: str, messages: AsyncIterator[bytes], context: Any) -> None:
         model = version = ""
+        messages = self._bounded(messages)
         with self._arriving():
             if names_model(method):
                 try:
@@ -202,7 +224,8 @@ class GrpcEdge:
         reply = await self._service(request)
         relay = reply.body
         assert isinstance(relay, Relay)
-        context.set_trailing_metadata(metadata(self._decision_headers(reply)))
+        decision = self._decision_headers(reply)
+        context.set_trailing_metadata(metadata(decision))
         if isinstance(relay.body, bytes):
             await self._begin(context, relay)
             await _out(context.write(relay.body))
@@ -211,9 +234,21 @@ class GrpcEdge:
             await self._begin(context, relay)
             async for chunk in relay.body:
                 await _out(context.write(chunk))
+            if trailers := relay.trailers():
+                context.set_trailing_metadata(metadata((*trailers, *decision)))
         finally:
             if close := getattr(relay.body, "aclose", None):
                 await close()
+
+    def _check_size(self, message: bytes) -> None:
+        most = self._max_message_bytes()
+        if len(message) > most:
+            raise TooLarge(f"request message: expected at most {most} bytes, got {len(message)}")
+
+    async def _bounded(self, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for message in messages:
+            self._check_size(message)
+            yield message
 
     async def _begin(self, context: Any, relay: Relay) -> None:
         if initial := metadata(_text(relay.headers)):
@@ -266,10 +301,12 @@ class GrpcEdge:
     def _request(
         self, context: Any, model: str, version: str, content: Infer | RpcCall, parameters: Parameters
     ) -> Request:
-        given: dict[str, str] = {}
+        given: dict[str, Any] = {}
         for name, value in context.invocation_metadata() or ():
-            if isinstance(value, str):
-                given[name] = f"{given[name]}, {value}" if name in given else value
+            if name in given:
+                before = given[name]
+                value = (*before, value) if isinstance(before, tuple) else (before, value)
+            given[name] = value
         return Request(
             model=model,
             version=version,
@@ -281,11 +318,11 @@ class GrpcEdge:
         )
 
     @staticmethod
-    def _headers(given: Mapping[str, str], content: Infer | RpcCall) -> dict[str, Any]:
+    def _headers(given: Mapping[str, Any], content: Infer | RpcCall) -> dict[str, Any]:
         """What the backend is meant to see; a relayed call carries its own, and here only what a hop may change."""
         if isinstance(content, RpcCall):
             return {"traceparent": given["traceparent"]} if "traceparent" in given else {}
-        return {k: v for k, v in metadata(given.items()) if not k.startswith("headrace-")}
+        return {k: v for k, v in given.items() if end_to_end(k) and not k.startswith("headrace-")}
 
     @contextmanager
     def _arriving(self) -> Iterator[None]:
@@ -296,10 +333,11 @@ class GrpcEdge:
             self._refused(failure)
             raise
 
-    def _deadline(self, context: Any, given: Mapping[str, str], parameters: Parameters) -> float:
+    def _deadline(self, context: Any, given: Mapping[str, Any], parameters: Parameters) -> float:
         """The soonest of what the call, its metadata and its parameters ask for."""
         left = context.time_remaining()
-        asked = seconds(given.get("headrace-timeout-ms"), parameters.get("timeout"))
+        wanted = given.get("headrace-timeout-ms")
+        asked = seconds(", ".join(wanted) if isinstance(wanted, tuple) else wanted, parameters.get("timeout"))
         return self._now() + min(asked, math.inf if left is None else left)
 
     async def _guarded(self, context: Any, work: Coroutine[Any, Any, _T]) -> _T:
@@ -318,8 +356,8 @@ class GrpcEdge:
         except Exception as error:
             self._report(error)
             number, line = grpc.StatusCode.INTERNAL.value[0], "internal error"
-        # Lone surrogates or line breaks in a status would keep it from being written.
-        line = " ".join(line.split())[:_MAX_LINE].encode(errors="replace").decode()
+        # A lone surrogate in a status would keep it from being written.
+        line = _fitting(line.encode(errors="replace").decode())
         await context.abort(_CODES.get(number, grpc.StatusCode.UNKNOWN), line, metadata(trailing))
         raise AssertionError("abort raises")
 
@@ -346,7 +384,17 @@ def _shown(tls: ListenTls) -> Any:
     return grpc.ssl_server_certificate_configuration([pair], root_certificates=authorities)
 
 
-def _sent(context: Any) -> tuple[tuple[str, str | bytes], ...]:
+def _fitting(text: str) -> str:
+    """As much of a status' text as fits: what is not printable ASCII takes three bytes for each of its own."""
+    size = 0
+    for at, char in enumerate(text):
+        size += 1 if " " <= char <= "~" and char != "%" else 3 * len(char.encode())
+        if size > _MAX_STATUS_BYTES:
+            return text[:at]
+    return text
+
+
+def _sent(context: Any) -> Metadata:
     return tuple((k, v) for k, v in metadata(context.invocation_metadata() or ()) if not k.startswith("headrace-"))
 
 

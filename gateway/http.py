@@ -138,7 +138,10 @@ class HttpEdge:
                 (b"inference-header-content-length", b"%d" % header_length),
             )
         payload = parts[0] if len(parts) == 1 else b"".join(parts)
-        await _send(send, 200, (*kind, *_raw(self._decision_headers(reply))), bytes(payload))
+        told = self._decision_headers(reply)
+        if reply.body.headers or reply.body.trailers:
+            told = (*respond.as_headers(reply.body.headers + reply.body.trailers), *told)
+        await _send(send, 200, (*kind, *_raw(told)), bytes(payload))
 
     async def _relay(
         self, scope: Scope, receive: Receive, send: Send, model: str, *, stream: bool = False, raw: bool = False

@@ -21,17 +21,19 @@ from backends.kserve_grpc import rename, rename_reply
 from backends.request import HttpCall, Relay, Reply, Request, RpcCall, Service, replace
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
-# A document is held whole to be renamed; a raw inference's answer is the largest.
-_MAX_DOCUMENT_BYTES = 256 * 1024 * 1024
 
 
 class Renamed:
-    """`inner` under another name: `model` and `version` are the backend's ("" keeps the caller's)."""
+    """`inner` under another name: `model` and `version` are the backend's ("" keeps the caller's).
 
-    def __init__(self, inner: Service, model: str, version: str) -> None:
+    A document of at most `max_bytes` is held whole to be renamed; a raw inference's answer is the largest.
+    """
+
+    def __init__(self, inner: Service, model: str, version: str, max_bytes: int) -> None:
         self._inner = inner
         self._model = model
         self._version = version
+        self._max_bytes = max_bytes
 
     async def __call__(self, request: Request, /) -> Reply:
         public, model = request.model, self._model or request.model
@@ -46,19 +48,17 @@ class Renamed:
             reply = await self._inner(replace(request, model=model, content=content))
             assert isinstance(reply.body, Relay)
             if asks(content) is Ask.STATISTICS:
-                return replace(reply, body=await _renamed_statistics(reply.body, content, public))
+                return replace(reply, body=await _renamed_statistics(reply.body, content, public, self._max_bytes))
             if tail not in ("", "config", "infer", "generate"):
                 return reply
-            return replace(
-                reply,
-                body=await _renamed(reply.body, "model_name" if tail in ("infer", "generate") else "name", public),
-            )
+            field = "model_name" if tail in ("infer", "generate") else "name"
+            return replace(reply, body=await _renamed(reply.body, field, public, self._max_bytes))
         assert isinstance(call, RpcCall)
         messages = _renamed_messages(call, model, self._version)
         reply = await self._inner(replace(request, model=model, content=replace(call, messages=messages)))
         assert isinstance(reply.body, Relay)
         if asks(call) is Ask.STATISTICS:
-            return replace(reply, body=await _renamed_statistics(reply.body, call, public))
+            return replace(reply, body=await _renamed_statistics(reply.body, call, public, self._max_bytes))
         chunks = reply.body.body
         if isinstance(chunks, bytes):
             return replace(reply, body=replace(reply.body, body=rename_reply(call.method, chunks, public)))
@@ -80,7 +80,7 @@ def _target(target: str, model: str, version: str) -> tuple[str, str]:
     return "/" + "/".join(segments) + (f"?{query}" if query else ""), "/".join(rest)
 
 
-async def _renamed(relay: Relay, field: str, public: str) -> Relay:
+async def _renamed(relay: Relay, field: str, public: str, max_bytes: int) -> Relay:
     """A JSON document, binary tensors behind it included, under the public name; anything else passes as it is."""
     if relay.status != 200:
         return relay
@@ -88,7 +88,7 @@ async def _renamed(relay: Relay, field: str, public: str) -> Relay:
     length = headers.get(b"inference-header-content-length", b"")
     if not length.isdigit() and not headers.get(b"content-type", b"").startswith(b"application/json"):
         return relay
-    body = relay.body if isinstance(relay.body, bytes) else await collected(relay.body)
+    body = relay.body if isinstance(relay.body, bytes) else await collected(relay.body, max_bytes)
     end = int(length) if length.isdigit() else len(body)
     try:
         document: dict[str, Any] = dict(_fields.decode(body[:end]))
@@ -101,22 +101,22 @@ async def _renamed(relay: Relay, field: str, public: str) -> Relay:
     return Relay(relay.status, changed, head + body[end:])
 
 
-async def _renamed_statistics(relay: Relay, call: HttpCall | RpcCall, public: str) -> Relay:
+async def _renamed_statistics(relay: Relay, call: HttpCall | RpcCall, public: str, max_bytes: int) -> Relay:
     if relay.status != 200:
         return relay
-    body = relay.body if isinstance(relay.body, bytes) else await collected(relay.body)
+    body = relay.body if isinstance(relay.body, bytes) else await collected(relay.body, max_bytes)
     document = combined.named(combined.read(call, Ask.STATISTICS, body), public)
     return replace(relay, body=combined.write(call, Ask.STATISTICS, document))
 
 
-async def collected(chunks: AsyncIterator[bytes]) -> bytes:
+async def collected(chunks: AsyncIterator[bytes], max_bytes: int) -> bytes:
     """All of a stream that is a document. Raises BadReply where it is too large for one."""
     body = bytearray()
     async with aclosing(chunks):  # type: ignore[type-var]
         async for chunk in chunks:
             body += chunk
-            if len(body) > _MAX_DOCUMENT_BYTES:
-                raise BadReply(f"expected a document of at most {_MAX_DOCUMENT_BYTES} bytes")
+            if len(body) > max_bytes:
+                raise BadReply(f"backend: expected a reply of at most {max_bytes} bytes, got more")
     return bytes(body)
 
 

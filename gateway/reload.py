@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -58,6 +59,8 @@ class Reload:
         self.refused: tuple[str, ...] = ()
         self.history: deque[Policy] = deque(maxlen=_HISTORY)
         self._make = make
+        # gRPC's own bound on a message is fixed when its port is opened: with the first policy's.
+        self._most = first.policy.limits.body_bytes if first.policy.listen.grpc is not None else math.inf
         self._lock = asyncio.Lock()
         self._living: list[Snapshot] = []  # those not in force any more, which requests still hold
         self._retiring: set[asyncio.Task[None]] = set()
@@ -117,6 +120,9 @@ class Reload:
         if policy.listen.opened != now.policy.listen.opened:
             wrong = "the listeners of a running gateway cannot change"
             raise PolicyError([Problem("policy", 0, "listen", wrong, "restart it, or leave `listen` as it was")])
+        if policy.limits.body_bytes > self._most:
+            wrong = f"the gRPC port of a running gateway takes messages of at most {self._most} bytes"
+            raise PolicyError([Problem("policy", 0, "limits.body_bytes", wrong, "restart it, or ask for no more")])
         made = self._make(policy, now.things.fork())
         fresh = made.things.endpoints_beyond(now.things)
         if not force:

@@ -235,7 +235,7 @@ class Replicas:
             relay = reply.body
             assert isinstance(relay, Relay)
             chunks = relay.body
-            body = chunks if isinstance(chunks, bytes) else await collected(chunks)
+            body = chunks if isinstance(chunks, bytes) else await collected(chunks, self._backend.reply_bytes)
         except Failure as failure:
             return _Told(index, failure=failure)
         reply, status = replace(reply, body=replace(relay, body=body)), relay.status

@@ -7,6 +7,7 @@ its own protocol and translated by gRPC's usual table on the other.
 from __future__ import annotations
 
 import math
+from base64 import b64encode
 
 from backends.errors import (
     BackendFailed,
@@ -27,7 +28,7 @@ from backends.errors import (
     Unsupported,
     WrongMethod,
 )
-from backends.request import Reply
+from backends.request import Metadata, Reply
 
 Headers = tuple[tuple[str, str], ...]
 
@@ -72,19 +73,35 @@ def http_status(failure: Failure) -> tuple[int, Headers]:
     """The HTTP status of a failure and the headers that belong to it (Retry-After, Allow)."""
     if isinstance(failure, BackendFailed):
         status = _HTTP_OF_GRPC.get(failure.status, 500) if failure.grpc else failure.status
-        return status, (*((("retry-after", "1"),) if status in (429, 503) else ()), *_arm(failure))
+        told = as_headers(failure.headers)
+        busy = status in (429, 503) and not any(name == "retry-after" for name, _ in told)
+        return status, (*told, *((("retry-after", "1"),) if busy else ()), *_arm(failure))
     status = _STATUS.get(type(failure), _INTERNAL)[0]
     if isinstance(failure, WrongMethod):
         return status, (("allow", failure.allow),)
     return status, (*_retry_after(failure), *_arm(failure))
 
 
-def grpc_status(failure: Failure) -> tuple[int, str, Headers]:
+def grpc_status(failure: Failure) -> tuple[int, str, Metadata]:
     """The gRPC code number of a failure, its message, and trailing metadata."""
     if isinstance(failure, BackendFailed):
         code = failure.status if failure.grpc else _GRPC_OF_HTTP.get(failure.status, 13)
-        return code, failure.message, _arm(failure)
+        text = failure.message if failure.details is None else failure.details
+        return code, text, (*failure.headers, *_arm(failure))
     return _STATUS.get(type(failure), _INTERNAL)[1], failure.message, (*_retry_after(failure), *_arm(failure))
+
+
+# Of metadata, what would be taken for the response's own: that of its body, and gRPC's.
+_NOT_HEADERS = ("content-", "inference-header-", "grpc-", "date", "expect", "host")
+
+
+def as_headers(metadata: Metadata) -> Headers:
+    """What a backend said beside its answer, as headers of an HTTP response; bytes become base64, as on HTTP/2."""
+    return tuple(
+        (name, value if isinstance(value, str) else b64encode(value).decode().rstrip("="))
+        for name, value in metadata
+        if not name.startswith(_NOT_HEADERS)
+    )
 
 
 def _arm(failure: Failure) -> Headers:

@@ -209,7 +209,7 @@ def _arm(route: Route, arm: Arm, policy: Policy, things: Things, tools: Tools) -
     last = policy.backends[arm.tiers[-1].backend]
     return (
         Cascade(tiers, cacheable=arm.cache is not None),
-        Renamed(_plain(last, policy, things, tools), last.model, last.version),
+        Renamed(_plain(last, policy, things, tools), last.model, last.version, last.reply_bytes),
     )
 
 

@@ -160,6 +160,7 @@ LIMITS = section(
     {
         "in_flight": whole(1, 1_000_000),
         "body_bytes": size("1KiB", "2047MiB"),  # gRPC's messages have lengths below 2 GiB
+        "reply_bytes": size("1KiB", "2047MiB"),
         "timeout": duration("1ms", "1d"),
         "drain": duration("0s", "1d"),
         "drain_delay": duration("0s", "1h"),

@@ -159,6 +159,7 @@ class Backend:
     )
     idle_timeout: float = 30.0  # seconds between two chunks of a stream; a model that computes for longer is rare
     stream_timeout: float | None = None  # seconds for the whole of a stream; None: as long as it goes on
+    reply_bytes: int = 64 * MIB  # `limits.reply_bytes` of its policy, which sets it: a client is made with its bound
     headers: Mapping[str, Secret] = field(default_factory=dict, hash=False)  # added to each call; lower-case names
     tls: BackendTls = BackendTls()  # for the addresses that are https:// or grpcs://
     ready_replicas: int = 1  # replicas that must have a model ready for it to be called ready; one can answer
@@ -273,6 +274,8 @@ class Limits:
 
     in_flight: int = 4096  # requests; far above what keeps backends busy, and bounds memory with body_bytes
     body_bytes: int = 64 * MIB  # one request's body: a batch of 100 images of 224 x 224 x 3 FP32 is 57 MiB
+    # One answer of a backend, or one message of its stream, which is held whole: as large as what is asked.
+    reply_bytes: int = 64 * MIB
     timeout: float = 30.0  # seconds for a request that brings no deadline
     drain: float = 25.0  # seconds that what is in flight may take after SIGTERM; Kubernetes kills 30 s after it
     drain_delay: float = 0.0  # seconds of going on as before it, but not ready: until balancers send nobody any more
@@ -308,5 +311,7 @@ class Policy:
     version: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "backends", MappingProxyType(dict(self.backends)))
+        limit = self.limits.reply_bytes
+        backends = {name: replace(backend, reply_bytes=limit) for name, backend in self.backends.items()}
+        object.__setattr__(self, "backends", MappingProxyType(backends))
         object.__setattr__(self, "routes", MappingProxyType(dict(self.routes)))

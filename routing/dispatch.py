@@ -325,6 +325,8 @@ def _shares(reply: Reply, entries: list[Entry]) -> list[Answer]:
 
 
 def _fail(entries: list[Entry], error: BaseException) -> None:
+    if len(entries) > 1 and isinstance(error, BackendFailed):
+        error.headers = ()  # they came for none of them
     for entry in entries:
         if not entry.caller.reply.done():
             entry.caller.reply.set_exception(error)

@@ -94,6 +94,8 @@ def header(request: Request, name: str) -> str:
     if isinstance(call, RpcCall):
         return joint(name).join(v for k, v in call.metadata if k == name and isinstance(v, str))
     value = request.headers.get(name, "")
+    if isinstance(value, tuple):
+        return joint(name).join(v for v in value if isinstance(v, str))
     return value if isinstance(value, str) else ""
 
 

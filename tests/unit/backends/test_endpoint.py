@@ -208,3 +208,20 @@ def test_each_limit_has_its_own_words(server: Server, request_: Request, why: st
             assert server.deadlines == [60.0 if request_.stream else 10.0]
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    ("value", "fits"),
+    [("x" * 6999, True), ("x" * 7000, False), (b"x" * 5247, True), (b"x" * 5250, False),
+     (("x" * 3500, "y" * 3499), True), (("x" * 3500, "y" * 3500), False)],
+)  # fmt: skip
+def test_metadata_count_as_long_as_they_are_on_the_wire(value: Any, fits: bool) -> None:
+    async def main() -> None:
+        sent = replace(INFER, headers={"k": value})
+        if fits:
+            await endpoint(Server())(sent)
+        else:
+            with pytest.raises(BadRequest, match="at most 7000 bytes"):
+                await endpoint(Server())(sent)
+
+    run(main())

@@ -7,8 +7,8 @@ import math
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -17,76 +17,18 @@ import pytest
 from backends.errors import BackendFailed, BadReply, ConnectionLost, Expired, Rejected, Unreachable, Unsupported
 from backends.kserve_grpc import read_request
 from backends.proto import kserve_pb2 as pb
-from backends.request import HttpCall, Infer, Relay, Request, RpcCall, Tensors
-from backends.tensor import Tensor
+from backends.request import HttpCall, Infer, Relay, Request
 from backends.triton_grpc import TritonGrpc
-
-SERVICE = "/inference.GRPCInferenceService/"
-REPLY = pb.ModelInferResponse(
-    model_name="m", outputs=[{"name": "y", "datatype": "INT8", "shape": [1]}], raw_output_contents=[b"\7"]
-).SerializeToString()
-
-Script = Callable[[AsyncIterator[bytes], Any], Awaitable[None]]
-
-
-class Methods:
-    """Serves every method by one script."""
-
-    def __init__(self, script: Script) -> None:
-        self.script = script
-
-    def service(self, details: Any) -> Any:
-        return grpc.stream_stream_rpc_method_handler(self.script)
-
-
-@asynccontextmanager
-async def backend(script: Script, *, limit: int = 1 << 20, timeout: float = 2.0) -> AsyncIterator[TritonGrpc]:
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers((Methods(script),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    client = TritonGrpc(f"127.0.0.1:{port}", now=time.monotonic, connect_timeout=timeout, max_message_bytes=limit)
-    try:
-        yield client
-    finally:
-        await client.close()
-        await server.stop(None)
-
-
-def ask(**fields: Any) -> Request:
-    infer = Infer(Tensors.of((Tensor("x", "INT8", (1,), b"\1"),)), id="7")
-    return Request(**{"model": "m", "version": "2", "content": infer, **fields})
-
-
-async def told(*messages: bytes) -> AsyncIterator[bytes]:
-    for message in messages:
-        yield message
-
-
-def relay(method: str, messages: AsyncIterator[bytes], **fields: Any) -> Request:
-    call = RpcCall(SERVICE + method, messages, fields.pop("metadata", ()))
-    return Request(model="", content=call, stream=True, **fields)
-
-
-def aborting(code: grpc.StatusCode, text: str) -> Script:
-    async def script(messages: AsyncIterator[bytes], context: Any) -> None:
-        await context.abort(code, text)
-
-    return script
-
-
-async def answering(messages: AsyncIterator[bytes], context: Any) -> None:
-    async for _ in messages:
-        await context.write(REPLY)
-
-
-async def echoing(messages: AsyncIterator[bytes], context: Any) -> None:
-    async for message in messages:
-        await context.write(message)
-
-
-async def hanging(messages: AsyncIterator[bytes], context: Any) -> None:
-    await asyncio.sleep(60)
+from tests.unit.backends.grpc_peer import (
+    REPLY,
+    aborting,
+    answering,
+    ask,
+    backend,
+    hanging,
+    relay,
+    told,
+)
 
 
 def test_infer_sends_names_headers_and_deadline() -> None:
@@ -125,7 +67,8 @@ def test_infer_sends_names_headers_and_deadline() -> None:
         (grpc.StatusCode.UNAVAILABLE, "model is not ready", BackendFailed, "model is not ready"),
         # A backend that is a proxy itself says this of its own backend: our channel is up, so it is its answer.
         (grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses", BackendFailed, "failed to connect"),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, "late", Expired, "deadline exceeded in backend"),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", Expired, "deadline exceeded in backend"),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "its own deadline", BackendFailed, "its own deadline"),
         (grpc.StatusCode.INVALID_ARGUMENT, "bad\n shape\n", BackendFailed, "bad shape"),
         (grpc.StatusCode.NOT_FOUND, "", BackendFailed, "NOT_FOUND"),
         (grpc.StatusCode.CANCELLED, "by the model", BackendFailed, "by the model"),
@@ -284,150 +227,6 @@ def test_a_backend_that_dies() -> None:
     asyncio.run(main())
 
 
-def test_relay_both_ways() -> None:
-    async def main() -> None:
-        async def script(messages: AsyncIterator[bytes], context: Any) -> None:
-            seen.update(context.invocation_metadata())
-            await context.send_initial_metadata((("a", "1"), ("b-bin", b"\xff")))
-            await echoing(messages, context)
-
-        seen: dict[str, Any] = {}
-        asked: asyncio.Queue[bytes] = asyncio.Queue()
-
-        async def conversation() -> AsyncIterator[bytes]:
-            while message := await asked.get():
-                yield message
-
-        async with backend(script) as client:
-            asked.put_nowait(b"0")
-            given = (("traceparent", "old"), ("k-bin", b"\0"))
-            reply = await client(
-                relay("ModelStreamInfer", conversation(), metadata=given, headers={"traceparent": "new"})
-            )
-            assert isinstance(reply.body, Relay)
-            assert (reply.body.status, reply.body.headers) == (200, ((b"a", b"1"), (b"b-bin", b"\xff")))
-            assert not isinstance(reply.body.body, bytes)
-            chunks = reply.body.body
-            for i in range(5):
-                assert await anext(chunks) == str(i).encode()
-                asked.put_nowait(str(i + 1).encode())
-            assert await anext(chunks) == b"5"
-            asked.put_nowait(b"")
-            assert [chunk async for chunk in chunks] == []
-        assert (seen["traceparent"], seen["k-bin"]) == ("new", b"\0")
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("finishes", [False, True])
-def test_an_answer_before_all_was_said_is_not_masked(finishes: bool) -> None:
-    async def main() -> None:
-        async def script(messages: AsyncIterator[bytes], context: Any) -> None:
-            if not finishes:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size")
-            await context.write(b"enough")
-
-        async def talkative() -> AsyncIterator[bytes]:
-            for _ in range(20):
-                await asyncio.sleep(0.0001)
-                yield b"x"
-
-        async def one(client: TritonGrpc) -> Any:
-            reply = await client(relay("ModelStreamInfer", talkative()))
-            assert isinstance(reply.body, Relay)
-            assert not isinstance(reply.body.body, bytes)
-            return [chunk async for chunk in reply.body.body]
-
-        async with backend(script) as client:
-            for _ in range(10):
-                for outcome in await asyncio.gather(*(one(client) for _ in range(20)), return_exceptions=True):
-                    if finishes:
-                        assert outcome == [b"enough"]
-                    else:
-                        assert isinstance(outcome, Rejected), outcome
-
-    asyncio.run(main())
-
-
-def test_a_slow_reader_gets_all_of_a_stream_that_is_over() -> None:
-    async def main() -> None:
-        over = asyncio.Event()
-
-        async def script(messages: AsyncIterator[bytes], context: Any) -> None:
-            for i in range(50):
-                await context.write(str(i).encode() * 100)
-            over.set()
-
-        async with backend(script) as client:
-            reply = await client(relay("ModelStreamInfer", told(b"x")))
-            assert isinstance(reply.body, Relay)
-            assert not isinstance(reply.body.body, bytes)
-            await asyncio.wait_for(over.wait(), 2)
-            await asyncio.sleep(0.2)  # the status has come long before the last message is read
-            assert [c async for c in reply.body.body] == [str(i).encode() * 100 for i in range(50)]
-
-    asyncio.run(main())
-
-
-def test_a_stream_that_breaks_after_some_chunks_fails() -> None:
-    async def main() -> None:
-        async def script(messages: AsyncIterator[bytes], context: Any) -> None:
-            await context.write(b"1")
-            await context.abort(grpc.StatusCode.INTERNAL, "broke")
-
-        async with backend(script) as client:
-            reply = await client(relay("ModelStreamInfer", told()))
-            assert isinstance(reply.body, Relay)
-            assert not isinstance(reply.body.body, bytes)
-            assert await anext(reply.body.body) == b"1"
-            with pytest.raises(BackendFailed, match="broke"):
-                await anext(reply.body.body)
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("how", ["close", "drop"])
-def test_a_relay_that_is_left_alone_is_cancelled(how: str) -> None:
-    async def main() -> None:
-        cancelled = asyncio.Event()
-
-        async def script(messages: AsyncIterator[bytes], context: Any) -> None:
-            await context.write(b"1")
-            try:
-                await asyncio.sleep(60)
-            except asyncio.CancelledError:
-                cancelled.set()
-                raise
-
-        async def forever() -> AsyncIterator[bytes]:
-            await asyncio.sleep(60)
-            yield b""
-
-        async with backend(script) as client:
-            reply = await client(relay("ModelStreamInfer", forever()))
-            if how == "close":
-                await reply.body.body.aclose()  # type: ignore[union-attr]
-            del reply
-            await asyncio.wait_for(cancelled.wait(), 2)
-            await asyncio.sleep(0)
-            assert len(asyncio.all_tasks()) < 10
-
-    asyncio.run(main())
-
-
-def test_a_fault_in_the_callers_messages_ends_the_call_with_it() -> None:
-    async def main() -> None:
-        async def faulty() -> AsyncIterator[bytes]:
-            yield b"1"
-            raise LookupError("mine")
-
-        async with backend(hanging) as client:
-            with pytest.raises(LookupError, match="mine"):
-                await asyncio.wait_for(client(relay("ModelStreamInfer", faulty())), 2)
-
-    asyncio.run(main())
-
-
 def test_replies_that_break_the_protocol_or_the_limit() -> None:
     async def main() -> None:
         async def garbage(messages: AsyncIterator[bytes], context: Any) -> None:
@@ -468,5 +267,36 @@ def test_many_at_once_over_one_channel() -> None:
         async with backend(answering) as client:
             replies = await asyncio.gather(*(client(ask()) for _ in range(300)))
             assert len(replies) == 300
+
+    asyncio.run(main())
+
+
+def test_a_backend_that_ends_its_connections_by_age_loses_nothing_that_it_did_not_execute() -> None:
+    """GOAWAY in the middle of load: gRPC sends again what lies beyond it; a reply that is lost to it was executed."""
+
+    async def main() -> None:
+        ran: Counter[bytes] = Counter()
+
+        async def script(messages: AsyncIterator[bytes], context: Any) -> None:
+            ran[await anext(messages)] += 1
+            peers.add(context.peer())
+            await asyncio.sleep(0.01)
+            await context.write(REPLY)
+
+        async def one(client: TritonGrpc, number: int) -> None:
+            content = ask().infer
+            try:
+                await client(ask(content=Infer(content.inputs, id=str(number))))
+            except ConnectionLost:
+                lost.append(number)
+
+        peers: set[str] = set()
+        lost: list[int] = []
+        async with backend(script, options=[("grpc.max_connection_age_ms", 100)]) as client:
+            for i in range(0, 1600, 16):
+                await asyncio.gather(*(one(client, i + j) for j in range(16)))
+        assert len(peers) > 2
+        assert (len(ran), set(ran.values())) == (1600, {1})
+        assert len(lost) < 160
 
     asyncio.run(main())

@@ -16,8 +16,8 @@ from backends.errors import Unreachable
 from backends.grpc_channels import _target
 from backends.request import Relay
 from backends.triton_grpc import TritonGrpc
+from tests.unit.backends.grpc_peer import REPLY, Methods, ask, relay
 from tests.unit.backends.http_peer import until
-from tests.unit.backends.test_triton_grpc import REPLY, Methods, ask, relay
 
 HERE, THERE, NOWHERE = "127.0.0.1", "127.0.0.2", "127.0.0.3"
 

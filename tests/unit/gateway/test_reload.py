@@ -76,6 +76,26 @@ def test_what_is_equal_survives_and_the_rest_is_new() -> None:
     running(test)
 
 
+def test_another_bound_on_replies_makes_clients_anew() -> None:
+    async def test(h: Harness) -> None:
+        before = h.snapshot.things
+        assert await h.reload.apply(policy(BASE + "limits: {reply_bytes: 1MiB}"))
+        assert h.snapshot.policy.backends["a"].reply_bytes == 2**20
+        assert h.snapshot.things.endpoints["a"][1] is not before.endpoints["a"][1]
+
+    running(test)
+
+
+def test_messages_larger_than_the_grpc_port_takes_need_a_restart() -> None:
+    async def test(h: Harness) -> None:
+        with pytest.raises(PolicyError, match=r"limits\.body_bytes: the gRPC port .* at most 67108864 bytes"):
+            await h.reload.apply(policy(BASE + "limits: {body_bytes: 65MiB}"))
+        assert await h.reload.apply(policy(BASE + "limits: {body_bytes: 1MiB}"))
+        assert await h.reload.apply(policy(BASE + "limits: {body_bytes: 64MiB}"))
+
+    running(test)
+
+
 def test_the_same_policy_again_changes_nothing() -> None:
     async def test(h: Harness) -> None:
         before = h.snapshot

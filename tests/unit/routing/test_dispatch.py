@@ -171,6 +171,22 @@ def test_one_bad_row_fails_alone() -> None:
     run(main())
 
 
+def test_what_a_backend_says_beside_a_failure_is_for_a_single_caller() -> None:
+    def down() -> BackendFailed:
+        return BackendFailed("down", 503, headers=(("x", "1"),))
+
+    async def main() -> None:
+        dispatch = make(Scripted(refuse(lambda request: True, down)), max_rows=2)
+        for callers, told in ((1, (("x", "1"),)), (2, ())):
+            tasks = [ask(dispatch, call([float(i)])) for i in range(callers)]
+            for failure in await asyncio.gather(*tasks, return_exceptions=True):
+                assert isinstance(failure, BackendFailed)
+                assert failure.headers == told
+        idle(dispatch)
+
+    run(main())
+
+
 def test_a_row_that_only_the_endpoint_can_read_fails_alone() -> None:
     async def main() -> None:
         dispatch = make(Scripted(refuse(bad_row, lambda: BadRequest("input 'x': row 0 is not UTF-8"))), max_rows=4)
