@@ -57,6 +57,7 @@ def make() -> tuple[Server, Endpoint, list[tuple[str, str]]]:
         "e",
         http=server,
         timeout=30.0,
+        idle_timeout=30.0,
         headers={},
         now=lambda: asyncio.get_running_loop().time(),
         observe=lambda model, reason: told.append((model, reason)),

@@ -15,8 +15,8 @@ from backends.errors import FIRST_BYTE, Expired
 from backends.request import HttpCall, Relay, Request
 from backends.triton_grpc import TritonGrpc
 from backends.triton_http import TritonHttp
+from tests.unit.backends.grpc_peer import REPLY, Methods, ask, relay, told
 from tests.unit.backends.http_peer import AGAIN, HOLD, OK, REQUEST, Line, Peer, transcript
-from tests.unit.backends.test_triton_grpc import REPLY, Methods, ask, relay, told
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -181,7 +182,7 @@ def test_an_http_backends_headers_are_metadata_to_a_grpc_caller(status: int) -> 
             b"Endpoint-Load-Metrics: cpu=1\r\nX-Hop: 1\r\nDate: never\r\nServer: s\r\nHeadrace-Tier: x\r\n\r\n"
         )
         async with Peer([REQUEST, head % (status, len(JSON)) + JSON, AGAIN]) as peer:
-            async with edge(TritonHttp(peer.client()), respond.grpc_status) as setup:
+            async with edge(TritonHttp(peer.client(), time.monotonic), respond.grpc_status) as setup:
                 told = await outcome(setup.channel, "ModelInfer", infer_message(), SENT + OURS)
             (request,) = peer.lines[0].requests
         lines = request.split(b"\r\n\r\n")[0].split(b"\r\n")

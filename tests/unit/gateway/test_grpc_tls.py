@@ -60,7 +60,7 @@ async def serving(tls: ListenTls) -> AsyncIterator[tuple[GrpcEdge, int]]:
     edge = GrpcEdge(
         nobody,
         now=time.monotonic,
-        max_message_bytes=1 << 20,
+        max_message_bytes=lambda: 1 << 20,
         ready=lambda: True,
         grpc_status=lambda failure: (13, failure.message, ()),
         decision_headers=lambda reply: (),
@@ -179,7 +179,7 @@ def test_who_comes_after_a_renewal_is_shown_another_certificate(place: Place) ->
 def test_a_failed_handshake_disturbs_nobody_and_has_the_time_of_a_head(
     place: Place, said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(edge_module, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(edge_module, "_PREFACE_MS", 300)
 
     async def main() -> None:
         async with serving(place.listen(place.server)) as (_, port):
