@@ -4,12 +4,12 @@
     response = await client.request("POST", "/v2/models/m/infer", headers, body, deadline=now() + 1.0)
 
 A request takes the connection that was used last (so that a pool shrinks when load does), or opens one, or waits for
-one under its deadline where `max_connections` are open. Connections leave the pool after `idle_expiry`, when the peer
-ends them, and when it sends what nobody asked for.
+one under its deadline where `max_connections` are open. Connections leave the pool after `idle_expiry`, and when the
+peer ends them or sends what nobody asked for.
 
 What a failure says of the request, so that whoever retries can be honest:
 
-    Unreachable     not a byte of it was sent (except a retry's first try, see below): name, connect, time-out, or a
+    Unreachable     not a byte of it arrived (except a retry's first try, see below): name, connect, time-out, or a
                     fresh connection that was dead at once
     ConnectionLost  bytes of it were sent and its whole response never came: it may have been executed
     Expired         the deadline passed; the connection is closed, not reused
@@ -18,25 +18,24 @@ What a failure says of the request, so that whoever retries can be honest:
 
 **Retry.** A server may close an idle connection just as we take it. Where that is seen before the first byte is
 written (the transport is closing, an end waits unread in the socket, the kernel refuses the first write), nothing was
-sent and the request moves to another connection, whatever its method. Once bytes were written, a peer that closes
-without a byte of response may or may not have executed them: GET and HEAD are sent once more, on a fresh connection;
-everything else is ConnectionLost. Nothing is ever sent a third time, and nothing after a byte of a response.
+sent and the request moves to another connection, whatever its method. Where the two cross on the wire, the kernel tells
+what had arrived (`backends.tcp`): if that is nothing of the request, nobody can have executed it, and it is sent once
+more, on a fresh connection, whatever its method. Else, and after a reset, which tells nothing, it may have been: GET
+and HEAD are sent once more where the connection had served before and not a byte of the response came; everything else
+is ConnectionLost. Nothing is ever sent a third time, and nothing after a byte of a response.
 
 **Addresses.** A host that is a name may stand for several, which may change (`backends.addresses`). Connections go to
-them in turn; where one refuses, or does not answer within its share of the time, the next is tried. Connections to an
-address that is gone are closed, busy ones after their exchange.
+them in turn; where one refuses, or is late, the next is tried. Those to an address that is gone are closed.
 
 **Time.** Deadlines live on the connections. One timer for the whole pool stands at the earliest of them and, when it
-fires, looks through the open connections: a request whose deadline is not the earliest costs one comparison, where a
-timer each would be made and cancelled for nothing. Grain: whole milliseconds, never early.
+fires, looks through the open connections: a request whose deadline is not the earliest costs one comparison and no
+timer. Grain: whole milliseconds, never early.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import socket
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from math import inf
@@ -47,6 +46,7 @@ from backends.errors import ConnectionLost, Expired, Unreachable
 from backends.http_connection import Connection
 from backends.http_message import HttpResponse, RequestWriter
 from backends.http_stream import HttpStream
+from backends.tcp import reason
 from backends.tensor import Bytes
 
 __all__ = ["HttpClient", "HttpResponse", "HttpStream"]
@@ -199,8 +199,11 @@ class HttpClient:
                 self._watch(deadline)
             try:
                 result = await waiter
-            except ConnectionLost:
-                if again or not connection.unanswered or (method != "GET" and not head_only):
+            except ConnectionLost as lost:
+                if connection.untouched:
+                    if again or not connection.reused:
+                        raise self._unreachable("the connection was closed before anything had arrived") from lost
+                elif again or not connection.unanswered or (method != "GET" and not head_only):
                     raise
                 again = True
             except BaseException:
@@ -257,7 +260,7 @@ class HttpClient:
                 raise Expired("backend") from None
             raise self._unreachable(f"no answer within {self._connect_timeout:g} s") from error
         except (OSError, UnicodeError, OverflowError) as error:
-            raise self._unreachable(_reason(error)) from error
+            raise self._unreachable(reason(error)) from error
         else:
             if not connection.lost:
                 self._sockets += 1
@@ -388,10 +391,3 @@ class HttpClient:
                 self._idle_timer = self._loop.call_later(oldest.since - late + GRAIN, self._sweep)
                 return
             oldest.drop()
-
-
-def _reason(error: Exception) -> str:
-    """The operating system's words for a failed connect; asyncio's own name the address once more."""
-    if isinstance(error, OSError) and error.errno and not isinstance(error, socket.gaierror):
-        return os.strerror(error.errno).lower()
-    return (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)

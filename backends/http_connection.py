@@ -23,6 +23,7 @@ from httptools import HttpParserCallbackError, HttpResponseParser
 from backends.errors import BadReply, ConnectionLost
 from backends.http_message import HOP_BY_HOP, HttpResponse
 from backends.http_stream import Inflow, Waiter
+from backends.tcp import nothing_arrived
 from backends.tensor import Bytes
 
 # Bytes that a slow reader of a stream may leave unread before we stop reading: an event loop reads up to 256 KiB at
@@ -56,14 +57,15 @@ class Connection(asyncio.Protocol):
 
     `reused` says that it has served an exchange before, `since` when it was parked, `deadline` when its exchange must
     have ended (the pool calls `fail` then), `gone` that it has left the pool, `lost` that its socket is closed. One to
-    an `address` that is no longer the host's is `retiring`: it serves no other exchange.
+    an `address` that is no longer the host's is `retiring`: it serves no other exchange. `untouched` says that the peer
+    had ended the connection before a byte of the request reached it.
     """
 
     __slots__ = (
-        "_body", "_chunked", "_done", "_fed", "_feed", "_head_only", "_headers", "_inflow", "_keep", "_loop", "_mark",
-        "_named", "_parser", "_paused", "_pieces", "_poll", "_pool", "_seen", "_size", "_status", "_streaming", "_tail",
-        "_transport", "_vetted", "_waiter", "address", "counted", "deadline", "gone", "lost", "retiring", "reused",
-        "since",
+        "_before", "_body", "_chunked", "_done", "_fed", "_feed", "_head_only", "_headers", "_inflow", "_keep",
+        "_loop", "_mark", "_named", "_parser", "_paused", "_pieces", "_poll", "_pool", "_seen", "_sent", "_size",
+        "_status", "_streaming", "_tail", "_transport", "_vetted", "_waiter", "address", "counted", "deadline",
+        "gone", "lost", "retiring", "reused", "since", "untouched",
     )  # fmt: skip
 
     _transport: asyncio.Transport
@@ -84,7 +86,8 @@ class Connection(asyncio.Protocol):
         self.deadline = inf
         self.since = 0.0
         self.address = ""
-        self.reused = self.retiring = self.gone = self.lost = self.counted = False
+        self.reused = self.retiring = self.gone = self.lost = self.counted = self.untouched = False
+        self._sent = self._before = 0  # bytes of all requests, and of those before this one
         self._pool = pool
         self._loop = loop
         self._waiter: Waiter | None = None
@@ -117,10 +120,13 @@ class Connection(asyncio.Protocol):
         if head_only:
             self._feed = self._feed_head
         transport = self._transport
+        self._before = self._sent
         try:
             if isinstance(data, bytes):
+                self._sent += len(data)
                 transport.write(data)
             else:
+                self._sent += sum(map(len, data))
                 transport.writelines(data)
         except BaseException:
             self.drop()
@@ -191,6 +197,8 @@ class Connection(asyncio.Protocol):
             self._keep = False
             self._finish()
         else:
+            socket = self._transport.get_extra_info("socket")
+            self.untouched = not self._fed and nothing_arrived(socket, self._before)
             self.fail(self._cut("closed"))
 
     def connection_lost(self, exc: Exception | None) -> None:

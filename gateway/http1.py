@@ -12,6 +12,9 @@ read no further), a slow reader of a response by the transport's buffer, one tha
 seconds; one timer a server looks after all of them. Trailers are dropped; an upgrade is ignored, its body is not. A
 connection that ends while its client may still be sending lingers: what comes is read and dropped, within bounds, so
 that the answer is not lost to a reset.
+
+Connections are bounded in number, and by the file descriptors that the process may have: one too many is told so
+(503) and closed. When they are nearly too many, those that idle, and heads that do not come, get seconds.
 """
 
 from __future__ import annotations
@@ -19,16 +22,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from email.utils import formatdate
+from math import inf
 from pathlib import Path
 
 from gateway.connection import Connection
 from gateway.server import HEAD_SECONDS, KEEP_ALIVE_SECONDS, Asgi, listen
+from gateway.sockets import most_files
 from policies.spec import Address
 
 # How long a client may take nothing of what was written for it, in seconds.
 STALL_SECONDS = 60.0
 # How often connections are looked after: what times out does so at most this much later, in seconds.
 _SWEEP_SECONDS = 1.0
+# When connections are nearly too many, and how long one may then idle, in seconds: longer than a busy client pauses.
+_CROWDED = 0.75
+_CROWDED_SECONDS = 5.0
+# Of the file descriptors that the process may have, for connections of callers; the others are for backends.
+_FILES = 0.75
 # How long tasks that were cut may take to end, in seconds.
 _CUT_SECONDS = 1.0
 
@@ -51,6 +61,7 @@ class Http1Server:
         head_seconds: float = HEAD_SECONDS,
         keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
         stall_seconds: float = STALL_SECONDS,
+        limit: Callable[[], int] = lambda: 10_000,
     ) -> None:
         self.app = app
         self.now = now
@@ -58,12 +69,14 @@ class Http1Server:
         self.head_seconds = head_seconds
         self.keep_alive_seconds = keep_alive_seconds
         self.stall_seconds = stall_seconds
+        self.patience = inf  # seconds that whoever idles gets at most
         self.connections: set[Connection] = set()
         self.closing = False
         self.date = b""
         self.port = 0
         self._address = address
         self._shared = shared
+        self._limit = limit
         self._drain_seconds = drain_seconds
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -94,9 +107,19 @@ class Http1Server:
         if self._timer is not None:
             self._timer.cancel()
 
+    @property
+    def limit(self) -> int:
+        """How many connections there may be."""
+        return max(1, min(self._limit(), int(most_files() * _FILES)))
+
     def _sweep(self) -> None:
+        self.look_after()
+        self._timer = self.loop.call_later(_SWEEP_SECONDS, self._sweep)
+
+    def look_after(self) -> None:
+        """Ends the connections that have taken too long."""
         self.date = b"date: %b\r\n" % formatdate(usegmt=True).encode()
         now = self.now()
+        self.patience = _CROWDED_SECONDS if len(self.connections) > _CROWDED * self.limit else inf
         for connection in list(self.connections):
             connection.sweep(now)
-        self._timer = self.loop.call_later(_SWEEP_SECONDS, self._sweep)

@@ -156,6 +156,7 @@ LIMITS = section(
         "in_flight": whole(1, 1_000_000),
         "body_bytes": size("1KiB", "2047MiB"),  # gRPC's messages have lengths below 2 GiB
         "timeout": duration("1ms", "1d"),
+        "connections": whole(1, 1_000_000),
     },
 )
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from backends.errors import BadRequest, TooLarge
-from gateway.body import _inflated
+from gateway.encoding import inflated_now
 from gateway.http import _forwarded, _segments
 from tests.support.gateway import FakeServer, Rig, double
 
@@ -140,12 +140,12 @@ def test_a_gzip_body_of_many_members_costs_no_more_than_its_bytes() -> None:
     assert "JSON" in refused(ask("POST", path, members, content_encoding="gzip")[1], 400)
     many = gzip.compress(b"") * 5000
     with pytest.raises(BadRequest, match="members"):
-        _inflated(many * 10, "gzip", 1 << 20)
+        inflated_now(many * 10, b"gzip", 1 << 20)
     assert time.process_time() - began < 0.5
     large = gzip.compress(bytes(200_000), 0) * 3
-    assert _inflated(large, "gzip", 600_000) == bytes(600_000)
+    assert inflated_now(large, b"gzip", 600_000) == bytes(600_000)
     with pytest.raises(TooLarge):
-        _inflated(large, "gzip", 599_999)
+        inflated_now(large, b"gzip", 599_999)
 
 
 def test_long_paths_are_not_remembered() -> None:

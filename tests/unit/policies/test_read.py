@@ -72,7 +72,7 @@ routes:
     cache: {store: memory, entries: 10, bytes: 1MiB, ttl: 5m}
     timeout: 2s
   s: {backend: a}
-limits: {in_flight: 10, body_bytes: 1MB, timeout: 10s}
+limits: {in_flight: 10, body_bytes: 1MB, timeout: 10s, connections: 20}
 telemetry: {response_headers: false, access_log: false, traces: {per_second: 0.5, keep: 0}}
 x-free: [anything]
 """,
@@ -89,7 +89,7 @@ x-free: [anything]
     assert r.arms[0].tiers == (Tier("fast", "a", Accept("OUT", "logits", "entropy", 1.0)), Tier("b", "b"))
     assert (r.arms[0].cache, r.timeout) == (Cache("memory", 10, 2**20, 300), 2)
     assert policy.routes["s"].arms[0].tiers == (Tier("a", "a"),)
-    assert policy.limits == Limits(10, 10**6, 10)
+    assert policy.limits == Limits(10, 10**6, 10, 20)
     assert policy.telemetry == Telemetry(False, False, 0.5, 0)
     assert policy.proxy is None
 
@@ -166,7 +166,7 @@ EXACT = {
         "p.yaml:9: routes.r.tiers[0].accept.treshold: unknown key; did you mean 'threshold'?",
     ],
     BASE + "limits: {qqq: 1}": [
-        "p.yaml:4: limits.qqq: unknown key; expected one of body_bytes, in_flight, timeout",
+        "p.yaml:4: limits.qqq: unknown key; expected one of body_bytes, connections, in_flight, timeout",
     ],
     BASE + "y-anchors: 1": [
         "p.yaml:4: y-anchors: unknown key; expected one of backends, include, limits, listen, proxy, redis, routes, "
@@ -189,7 +189,7 @@ EXACT = {
         "telemetry, got a list",
     ],
     BASE + "limits:": [
-        "p.yaml:4: limits: expected a mapping with in_flight, body_bytes, timeout, got nothing;"
+        "p.yaml:4: limits: expected a mapping with in_flight, body_bytes, timeout, connections, got nothing;"
         " delete the key, or write {} for the defaults",
     ],
     # Names and references.
