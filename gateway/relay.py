@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -37,7 +37,7 @@ class ReadOnly:
         changes = (
             isinstance(call, HttpCall)
             and call.method != "GET"
-            and call.target.partition("?")[0].rstrip("/").endswith(self._PATHS)
+            and unquote(call.target.partition("?")[0]).rstrip("/").endswith(self._PATHS)
         ) or (isinstance(call, RpcCall) and call.method.endswith(self._METHODS))
         if changes:
             raise Unsupported(f"this call would change a server: {self._why}")
@@ -66,6 +66,10 @@ class Renamed:
             if tail not in ("", "config", "infer", "generate"):
                 return reply
             assert isinstance(reply.body, Relay)
+            if call.method == "HEAD":
+                # There is no document to tell how long it would be under another name.
+                told = tuple((k, v) for k, v in reply.body.headers if k != b"content-length")
+                return replace(reply, body=replace(reply.body, headers=told))
             return replace(
                 reply,
                 body=await _renamed(reply.body, "model_name" if tail in ("infer", "generate") else "name", public),
