@@ -44,7 +44,7 @@ from typing import Any
 from backends.addresses import Addresses, Resolve
 from backends.errors import ConnectionLost, Expired, Unreachable
 from backends.http_connection import Connection
-from backends.http_message import HttpResponse, RequestWriter
+from backends.http_message import HttpResponse, RequestWriter, safe_idle
 from backends.http_stream import HttpStream
 from backends.tcp import reason
 from backends.tensor import Bytes
@@ -58,9 +58,9 @@ GRAIN = 0.001
 class HttpClient:
     """A pool of connections to one endpoint. Belongs to the event loop that it is first used in.
 
-    `now` is the clock of all deadlines. `idle_expiry` must be shorter than the peer's keep-alive. `max_response_bytes`
-    limits the body of `request`, not of `stream`, whose memory is bounded by back-pressure. Without `resolve` the event
-    loop looks a name up at each connect.
+    `now` is the clock of all deadlines. `idle_expiry` must be shorter than the peer's keep-alive (made so where told).
+    `max_response_bytes` limits the body of `request`, not of `stream`, whose memory back-pressure bounds. Without
+    `resolve` the event loop looks a name up at each connect.
     """
 
     def __init__(
@@ -84,7 +84,8 @@ class HttpClient:
         self._now = now
         self._connect_timeout = connect_timeout
         self._max_connections = max_connections
-        self._idle_expiry = idle_expiry
+        self._idle_expiry = self._most_idle = idle_expiry
+        self._told = b""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._all: set[Connection] = set()
         self._idle: dict[Connection, None] = {}  # in the order they were parked
@@ -358,6 +359,11 @@ class HttpClient:
             self._sockets -= 1
             if not self._sockets:
                 self._emptied.set()
+
+    def told(self, keep_alive: bytes) -> None:
+        if keep_alive != self._told:
+            self._told = keep_alive
+            self._idle_expiry = min(self._most_idle, safe_idle(keep_alive))
 
     # Time.
 

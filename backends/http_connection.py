@@ -51,6 +51,9 @@ class Pool(Protocol):
     def closed(self, connection: Connection) -> None:
         """Its socket is closed."""
 
+    def told(self, keep_alive: bytes) -> None:
+        """What the peer says of how long it keeps connections."""
+
 
 class Connection(asyncio.Protocol):
     """One connection of a pool, once `create_connection` has made it.
@@ -193,7 +196,7 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> None:
         if self._waiter is None:
             self.drop()
-        elif self._status and self._until_close():
+        elif self._status and not self._chunked and self._length() < 0:
             self._keep = False
             self._finish()
         else:
@@ -284,6 +287,8 @@ class Connection(asyncio.Protocol):
             if value.strip().lower() != b"chunked":
                 raise BadReply(f"{self._pool.origin}: expected Transfer-Encoding chunked or none, got {value[:64]!r}")
             self._chunked = True
+        elif name == b"keep-alive":
+            self._pool.told(value)
         elif name == b"connection" and not self._status:
             self._named |= {token.strip().lower() for token in value.split(b",")}
 
@@ -370,9 +375,6 @@ class Connection(asyncio.Protocol):
             if name == b"content-length":
                 return int(value)
         return -1
-
-    def _until_close(self) -> bool:
-        return not self._chunked and self._length() < 0
 
     def _too_large(self) -> BadReply:
         return BadReply(f"{self._pool.origin}: response body above {self._pool.max_response_bytes} bytes")

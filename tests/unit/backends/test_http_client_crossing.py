@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from backends.errors import ConnectionLost, Unreachable
 from backends.http_client import HttpClient
 from backends.http_connection import Connection
+from backends.http_message import safe_idle
 from tests.unit.backends.http_peer import CLOSE, HOLD, OK, REQUEST, RESET, Peer, transcript
 
 BODIES: list[Any] = [b"", b"x" * 100, [b"x" * 40_000] * 50]
@@ -115,3 +117,25 @@ async def test_nothing_is_sent_a_third_time(unseen: None) -> None:
         with pytest.raises(ConnectionLost):
             await client.request("POST", "/", (), b"x")
         assert len(peer.lines) == 2
+
+
+@transcript
+async def test_who_says_how_long_it_waits_is_believed() -> None:
+    clock = [0.0]
+    told = OK.replace(b"\r\n\r\n", b"\r\nKeep-Alive: max=9, timeout=2\r\n\r\n")
+    async with Peer([REQUEST, told, REQUEST, told, HOLD], [REQUEST, OK, HOLD]) as peer:
+        client = peer.client(now=lambda: clock[0], idle_expiry=4.0)
+        await client.request("POST", "/", ())
+        clock[0] += 1.4
+        await client.request("POST", "/", ())
+        assert len(peer.lines) == 1
+        clock[0] += 1.6
+        await client.request("POST", "/", ())
+        assert len(peer.lines) == 2
+
+
+def test_what_a_keep_alive_header_says() -> None:
+    for header, seconds in ((b"timeout=5", 3.75), (b"Timeout=60, max=100", 45.0), (b"timeout=0", 0.0)):
+        assert safe_idle(header) == seconds
+    for header in (b"", b"max=5", b"timeout=", b"timeout=-1", b"timeout=99999999999", b"xtimeout=5", b"timeout=5x"):
+        assert safe_idle(header) == math.inf
