@@ -4,12 +4,12 @@
     response = await client.request("POST", "/v2/models/m/infer", headers, body, deadline=now() + 1.0)
 
 A request takes the connection that was used last (so that a pool shrinks when load does), or opens one, or waits for
-one under its deadline where `max_connections` are open. Connections leave the pool after `idle_expiry`, when the peer
-ends them, and when it sends what nobody asked for.
+one under its deadline where `max_connections` are open. Connections leave the pool after `idle_expiry`, and when the
+peer ends them or sends what nobody asked for.
 
 What a failure says of the request, so that whoever retries can be honest:
 
-    Unreachable     not a byte of it was sent (except a retry's first try, see below): name, connect, time-out, or a
+    Unreachable     not a byte of it arrived (except a retry's first try, see below): name, connect, time-out, or a
                     fresh connection that was dead at once
     ConnectionLost  bytes of it were sent and its whole response never came: it may have been executed
     Expired         the deadline passed, or `first_byte_timeout`; the connection is closed, not reused
@@ -18,13 +18,14 @@ What a failure says of the request, so that whoever retries can be honest:
 
 **Retry.** A server may close an idle connection just as we take it. Where that is seen before the first byte is
 written (the transport is closing, an end waits unread in the socket, the kernel refuses the first write), nothing was
-sent and the request moves to another connection, whatever its method. Once bytes were written, a peer that closes
-without a byte of response may or may not have executed them: GET and HEAD are sent once more, on a fresh connection;
-everything else is ConnectionLost. Nothing is ever sent a third time, and nothing after a byte of a response.
+sent and the request moves to another connection, whatever its method. Where the two cross on the wire, the kernel tells
+what had arrived (`backends.tcp`): if that is nothing of the request, nobody can have executed it, and it is sent once
+more, on a fresh connection, whatever its method. Else, and after a reset, which tells nothing, it may have been: GET
+and HEAD are sent once more where the connection had served before and not a byte of the response came; everything else
+is ConnectionLost. Nothing is ever sent a third time, and nothing after a byte of a response.
 
 **Addresses.** A host that is a name may stand for several, which may change (`backends.addresses`). Connections go to
-them in turn; where one refuses, or does not answer within its share of the time, the next is tried. Connections to an
-address that is gone are closed, busy ones after their exchange.
+them in turn; where one refuses, or is late, the next is tried. Those to an address that is gone are closed.
 
 **Time.** Deadlines live on the connections. One timer for the whole pool stands at the earliest and, when it fires,
 looks through the open ones: a request whose deadline is not the earliest costs no timer. Grain: milliseconds.
@@ -42,7 +43,7 @@ from typing import Any
 from backends.addresses import Addresses, Resolve
 from backends.errors import FIRST_BYTE, ConnectionLost, Expired, Unreachable
 from backends.http_connection import Connection
-from backends.http_message import HttpResponse, RequestWriter
+from backends.http_message import HttpResponse, RequestWriter, safe_idle
 from backends.http_stream import HttpStream
 from backends.tensor import Bytes
 from backends.tls import ClientTls, explained
@@ -56,10 +57,10 @@ GRAIN = 0.001
 class HttpClient:
     """A pool of connections to one endpoint. Belongs to the event loop that it is first used in.
 
-    `now` is the clock of all deadlines. `idle_expiry` must be shorter than the peer's keep-alive. `max_response_bytes`
-    limits the body of `request`, not of `stream`, whose memory is bounded by back-pressure. Without `resolve` the event
-    loop looks a name up at each connect. `first_byte_timeout` counts in seconds from when a request was written. With
-    `tls` the peer must prove to be the host, in the time to connect.
+    `now` is the clock of all deadlines. `idle_expiry` must be shorter than the peer's keep-alive (made so where told).
+    `max_response_bytes` limits the body of `request`, not of `stream`, whose memory back-pressure bounds. Without
+    `resolve` the event loop looks a name up at each connect. `first_byte_timeout` counts in seconds from when a request
+    was written. With `tls` the peer must prove to be the host, in the time to connect.
     """
 
     def __init__(
@@ -86,7 +87,8 @@ class HttpClient:
         self._connect_timeout = connect_timeout
         self._first_byte_timeout = first_byte_timeout
         self._max_connections = max_connections
-        self._idle_expiry = idle_expiry
+        self._idle_expiry = self._most_idle = idle_expiry
+        self._told = b""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._all: set[Connection] = set()
         self._idle: dict[Connection, None] = {}  # in the order they were parked
@@ -203,8 +205,11 @@ class HttpClient:
                 self._watch(connection.deadline)
             try:
                 result = await waiter
-            except ConnectionLost:
-                if again or not connection.unanswered or (method != "GET" and not head_only):
+            except ConnectionLost as lost:
+                if connection.untouched:
+                    if again or not connection.reused:
+                        raise self._unreachable("the connection was closed before anything had arrived") from lost
+                elif again or not connection.unanswered or (method != "GET" and not head_only):
                     raise
                 again = True
             except BaseException:
@@ -367,6 +372,11 @@ class HttpClient:
             self._sockets -= 1
             if not self._sockets:
                 self._emptied.set()
+
+    def told(self, keep_alive: bytes) -> None:
+        if keep_alive != self._told:
+            self._told = keep_alive
+            self._idle_expiry = min(self._most_idle, safe_idle(keep_alive))
 
     # Time.
 

@@ -24,6 +24,7 @@ from httptools import HttpParserCallbackError, HttpResponseParser
 from backends.errors import BadReply, ConnectionLost, Unreachable
 from backends.http_message import HOP_BY_HOP, HttpResponse
 from backends.http_stream import Inflow, Waiter
+from backends.tcp import nothing_arrived
 from backends.tensor import Bytes
 from backends.tls import explained, refused
 
@@ -52,6 +53,9 @@ class Pool(Protocol):
     def closed(self, connection: Connection) -> None:
         """Its socket is closed."""
 
+    def told(self, keep_alive: bytes) -> None:
+        """What the peer says of how long it keeps connections."""
+
 
 class Connection(asyncio.Protocol):
     """One connection of a pool, once `create_connection` has made it.
@@ -59,14 +63,14 @@ class Connection(asyncio.Protocol):
     `reused` says that it has served an exchange before, `since` when it was parked, `deadline` when its exchange must
     have ended (the pool calls `fail` then) or, where it is `hurried`, its response begun; `gone` that it has left the
     pool, `lost` that its socket is closed. One to an `address` that is no longer the host's is `retiring`: it serves
-    no other exchange.
+    no other exchange. `untouched` says that the peer had ended the connection before a byte of the request reached it.
     """
 
     __slots__ = (
-        "_body", "_chunked", "_done", "_fed", "_feed", "_head_only", "_headers", "_inflow", "_keep", "_loop", "_mark",
-        "_named", "_parser", "_paused", "_pieces", "_poll", "_pool", "_seen", "_size", "_status", "_streaming", "_tail",
-        "_total", "_transport", "_vetted", "_waiter", "address", "counted", "deadline", "gone", "hurried", "lost",
-        "retiring", "reused", "since",
+        "_before", "_body", "_chunked", "_done", "_fed", "_feed", "_head_only", "_headers", "_inflow", "_keep",
+        "_loop", "_mark", "_named", "_parser", "_paused", "_pieces", "_poll", "_pool", "_seen", "_sent", "_size",
+        "_status", "_streaming", "_tail", "_total", "_transport", "_vetted", "_waiter", "address", "counted",
+        "deadline", "gone", "hurried", "lost", "retiring", "reused", "since", "untouched",
     )  # fmt: skip
 
     _transport: asyncio.Transport
@@ -89,7 +93,8 @@ class Connection(asyncio.Protocol):
         self.deadline = inf
         self.since = 0.0
         self.address = ""
-        self.reused = self.retiring = self.gone = self.lost = self.counted = False
+        self.reused = self.retiring = self.gone = self.lost = self.counted = self.untouched = False
+        self._sent = self._before = 0  # bytes of all requests, and of those before this one
         self._pool = pool
         self._loop = loop
         self._waiter: Waiter | None = None
@@ -122,10 +127,13 @@ class Connection(asyncio.Protocol):
         if head_only:
             self._feed = self._feed_head
         transport = self._transport
+        self._before = self._sent
         try:
             if isinstance(data, bytes):
+                self._sent += len(data)
                 transport.write(data)
             else:
+                self._sent += sum(map(len, data))
                 transport.writelines(data)
         except BaseException:
             self.drop()
@@ -197,10 +205,12 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> None:
         if self._waiter is None:
             self.drop()
-        elif self._status and self._until_close():
+        elif self._status and not self._chunked and self._length() < 0:
             self._keep = False
             self._finish()
         else:
+            socket = self._transport.get_extra_info("socket")
+            self.untouched = not self._fed and nothing_arrived(socket, self._before)
             self.fail(self._cut("closed"))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -288,6 +298,8 @@ class Connection(asyncio.Protocol):
             if value.strip().lower() != b"chunked":
                 raise BadReply(f"{self._pool.origin}: expected Transfer-Encoding chunked or none, got {value[:64]!r}")
             self._chunked = True
+        elif name == b"keep-alive":
+            self._pool.told(value)
         elif name == b"connection" and not self._status:
             self._named |= {token.strip().lower() for token in value.split(b",")}
 
@@ -376,9 +388,6 @@ class Connection(asyncio.Protocol):
             if name == b"content-length":
                 return int(value)
         return -1
-
-    def _until_close(self) -> bool:
-        return not self._chunked and self._length() < 0
 
     def _too_large(self) -> BadReply:
         most = self._pool.max_response_bytes

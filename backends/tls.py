@@ -7,14 +7,13 @@ may stand still. There is no way to leave a certificate unchecked.
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import socket
 import ssl
 from pathlib import Path
 from typing import TypeGuard
 
 from backends.secured import Secured
+from backends.tcp import reason
 from policies.spec import BackendTls, Pem
 from policies.tls import authorities, own_certificate
 
@@ -73,14 +72,12 @@ def client_context(spec: BackendTls, application: str) -> ssl.SSLContext:
 
 
 def explained(error: Exception) -> str:
-    """Why there is no connection, or no more, in a few words; the system's own name the address once more."""
+    """Why there is no connection, or no more, in a few words."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"certificate verify failed: {error.verify_message.rstrip('.')}"
     if isinstance(error, ssl.SSLError) and error.reason:
         return f"TLS failed: {error.reason.replace('_', ' ').lower()}"
-    if isinstance(error, OSError) and error.errno and not isinstance(error, socket.gaierror):
-        return os.strerror(error.errno).lower()
-    return (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
+    return reason(error)
 
 
 def explained_by_grpc(text: str, name: str) -> str:
@@ -96,8 +93,8 @@ def explained_by_grpc(text: str, name: str) -> str:
 
 def refused(error: Exception | None) -> TypeGuard[ssl.SSLError]:
     """Whether it is a peer's alert that it does not take us in; TLS 1.3 has it after the client's own handshake."""
-    reason = getattr(error, "reason", None) or ""
-    return isinstance(error, ssl.SSLError) and "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason)
+    why = getattr(error, "reason", None) or ""
+    return isinstance(error, ssl.SSLError) and "ALERT" in why and ("CERTIFICATE" in why or "UNKNOWN_CA" in why)
 
 
 def _said(pem: Pem | None) -> bytes | None:

@@ -39,6 +39,7 @@ from gateway.observe import model_avoided
 from gateway.probe import Probing
 from gateway.reload import Reload, Snapshot
 from gateway.server import Asgi, HttpServer
+from gateway.sockets import take_all_files
 from gateway.stack import Things, Tools, build
 from gateway.telemetry import Tracing
 from gateway.watch import Source, Watch, in_background
@@ -152,20 +153,11 @@ class Gateway:
             report=self.report,
         )
         shared = self._worker.count > 1
+        connections = lambda: self._own.limits.connections  # noqa: E731
+        http1 = partial(Http1Server, now=self._now, report=self.report, limit=connections)
         for name, address, application in self._applications(edge):
-            server: HttpServer | Http1Server
-            if name == "http":
-                server = Http1Server(
-                    application,
-                    address,
-                    CLOSE_SECONDS,
-                    now=self._now,
-                    report=self.report,
-                    shared=shared,
-                    tls=listen.tls,
-                )
-            else:
-                server = HttpServer(application, address, CLOSE_SECONDS, shared=shared)
+            make = partial(http1, tls=listen.tls) if name == "http" else HttpServer
+            server: HttpServer | Http1Server = make(application, address, CLOSE_SECONDS, shared=shared)
             await _started(name, server.start())
             self._servers.append(server)
             if isinstance(address, Address):
@@ -328,6 +320,7 @@ def run(
     `overruled` gives a policy as the flags of the command have it.
     """
     few_arenas()
+    take_all_files()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         gateway = partial(Gateway, policy, overruled=overruled, tentative_grpc=tentative_grpc, worker=worker)
         runner.run(_serve(gateway, source, worker))

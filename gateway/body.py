@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import re
-import zlib
 from collections.abc import Callable
 from math import inf
 
-from backends.errors import BadRequest, Expired, SlowCaller, TooLarge, UnknownEncoding
+from backends.errors import Expired, SlowCaller, TooLarge, UnknownEncoding
 from backends.tensor import shown
 from gateway.admit import InFlight
+from gateway.encoding import inflated
 from gateway.server import WHOLE, Receive, Scope
 from policies.spec import Limits
 
 # Longer numbers are no length; int() itself refuses them only from 4,300 digits on.
 NUMBER = re.compile(rb"[0-9]{1,18}")
-# Of a gzip body; bgzip makes one of every 64 KiB. Without a bound each byte of a body could cost a microsecond.
-_MAX_MEMBERS = 4096
-_PIECE_BYTES = 64 * 1024
 
 
 class Bodies:
@@ -38,7 +35,9 @@ class Bodies:
             raise UnknownEncoding(
                 f"content-encoding: expected gzip or deflate, got {shown(encoding.decode('latin-1'))}"
             )
-        return _inflated(body, encoding.decode(), self._limits().body_bytes)
+        limits = self._limits()
+        with self._in_flight.receiving(limits.in_flight):
+            return await inflated(body, encoding, limits.body_bytes)
 
     async def read(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, wait: float = inf) -> bytes:
         """The body as it came. Raises TooLarge before it is read, or while.
@@ -78,28 +77,3 @@ async def _whole(receive: Receive, limit: int) -> bytes:
         if not message.get("more_body"):
             return bytes(whole) + body if whole else body
         whole += body
-
-
-def _inflated(body: bytes, encoding: str, limit: int) -> bytes:
-    """All members of a gzip body, or a deflate one: zlib's frame (RFC 9110), though some clients send it bare."""
-    bare = encoding == "deflate" and (len(body) < 2 or (body[0] & 0x0F) != 8 or (body[0] << 8 | body[1]) % 31 != 0)
-    whole = bytearray()
-    at = members = 0
-    while at < len(body):
-        members += 1
-        if members > _MAX_MEMBERS:
-            raise BadRequest(f"content-encoding {encoding}: expected at most {_MAX_MEMBERS} members, got more")
-        inflater = zlib.decompressobj(-15 if bare else 47)
-        while not inflater.eof:
-            # In pieces: what is left after a member is copied each time, and must not be all of the body.
-            piece = body[at : at + _PIECE_BYTES]
-            if not piece:
-                raise BadRequest(f"content-encoding {encoding}: the compressed body is cut short")
-            try:
-                whole += inflater.decompress(piece, limit + 1 - len(whole))
-            except zlib.error as error:
-                raise BadRequest(f"content-encoding {encoding}: {error}") from None
-            if len(whole) > limit:
-                raise TooLarge(f"request body: expected at most {limit} bytes after decompression, got more")
-            at += len(piece) - len(inflater.unused_data)
-    return bytes(whole)

@@ -32,6 +32,9 @@ _LINGER_BYTES = 64 * 1024 * 1024
 # Pipelined requests that may wait for the one before them, until no more are read; and that one read may bring.
 _PIPELINED = 16
 _MAX_PIPELINED = 256
+# That one body may come in. Each costs a callback, so that 64 MiB of one-byte chunks would hold the process for a
+# minute; honest chunks have hundreds of bytes.
+MAX_PIECES = 1 << 20
 _RESET = pack("ii", 1, 0)  # SO_LINGER: on, for no time
 _ASGI = {"version": "3.0", "spec_version": "2.4"}
 
@@ -42,6 +45,7 @@ class _Refused(Exception):
 
 _NO_HTTP = (400, "expected an HTTP/1.1 request, got something else")
 _LARGE_HEAD = (431, f"request head: expected at most {MAX_HEAD_BYTES} bytes, got more")
+_MANY_PIECES = (413, f"request body: expected at most {MAX_PIECES} chunks, got more")
 _MANY_WAIT = (400, f"pipelining: expected at most {_MAX_PIPELINED} requests at once, got more")
 
 
@@ -81,8 +85,13 @@ class Connection(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]
         self._peer = transport.get_extra_info("peername")
         self._socket = transport.get_extra_info("socket").fileno()
-        self.server.connections.add(self)
-        if self.server.closing:
+        server = self.server
+        limit = server.limit
+        if len(server.connections) >= limit:
+            self._say(503, f"too many connections, limit {limit}", close=True)
+            return
+        server.connections.add(self)
+        if server.closing:
             self._transport.close()
 
     def data_received(self, data: bytes) -> None:
@@ -166,12 +175,14 @@ class Connection(asyncio.Protocol):
         path, _, query = url.partition(b"?")
         version = parser.get_http_version()
         http11 = version == "1.1"
+        if not http11 and (version != "1.0" or any(name == b"transfer-encoding" for name, _ in self._headers)):
+            raise _Refused(*_NO_HTTP)  # the parser knows 0.9 and 2.0 too, and chunks that HTTP/1.0 had not
         exchange = Exchange(
             self,
             head_only=method == b"HEAD",
             http11=http11,
             expects=self._expects and http11,
-            keep=http11 and parser.should_keep_alive() and not self.server.closing,
+            keep=parser.should_keep_alive() and not self.server.closing,
         )
         scope: Scope = {
             "type": "http",
@@ -198,9 +209,13 @@ class Connection(asyncio.Protocol):
         self._reading = exchange
 
     def on_body(self, data: bytes) -> None:
-        assert self._reading is not None
+        reading = self._reading
+        assert reading is not None
         self._unframed = 0
-        self._reading.body(data)
+        reading.pieces += 1
+        if reading.pieces > MAX_PIECES:
+            raise _Refused(*_MANY_PIECES)
+        reading.body(data)
 
     def on_message_complete(self) -> None:
         reading, self._reading = self._reading, None
@@ -305,12 +320,16 @@ class Connection(asyncio.Protocol):
             self._transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, _RESET)
             self._transport.abort()
 
-    def _say(self, status: int, message: str, head_only: bool = False) -> None:
+    def _say(self, status: int, message: str, head_only: bool = False, close: bool = False) -> None:
         body = msgspec.json.encode({"error": message})
-        head = b"%bcontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+        head = b"%bcontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n"
+        head += b"retry-after: 1\r\n\r\n" if status == 503 else b"\r\n"
         self._deaf = True  # where it lives on is not worth telling
         self._transport.write(head % (STATUS[status], len(body)) + (b"" if head_only else body))
-        self._end()
+        if close:
+            self._transport.close()
+        else:
+            self._end()
 
     def _end(self) -> None:
         """Closes the connection after what was written; lingers where the client may still be sending."""
@@ -356,13 +375,14 @@ class Connection(asyncio.Protocol):
         if self.busy is not None or self._transport.is_closing():
             return
         idle = now - self.since
+        for_head = min(server.head_seconds, server.patience)
         if self._deaf:
-            if idle > server.head_seconds:
+            if idle > for_head:
                 self._transport.abort()
         elif self._in_head:
-            if idle > server.head_seconds:
-                self._refuse(408, f"request head: expected all of it within {server.head_seconds:g} s")
-        elif idle > (server.head_seconds if self._fresh else server.keep_alive_seconds):
+            if idle > for_head:
+                self._refuse(408, f"request head: expected all of it within {for_head:g} s")
+        elif idle > (for_head if self._fresh else min(server.keep_alive_seconds, server.patience)):
             self._transport.close()
 
     def shut(self) -> None:

@@ -30,7 +30,7 @@ class Exchange:
 
     __slots__ = (
         "_bodiless", "_chunked", "_connection", "_expects", "_head", "_http11", "_left", "_parts", "_size", "_taken",
-        "_waiter", "complete", "done", "head_only", "keep", "started", "task",
+        "_waiter", "complete", "done", "head_only", "keep", "pieces", "started", "task",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, *, head_only: bool, http11: bool, expects: bool, keep: bool) -> None:
@@ -38,6 +38,7 @@ class Exchange:
         self.started = self.done = False  # the response, as far as the application has sent it
         self.head_only = head_only
         self.keep = keep
+        self.pieces = 0  # that the body has come in
         self.task: asyncio.Task[None] | None = None
         self._connection = connection
         self._http11 = http11
@@ -170,9 +171,13 @@ class Exchange:
             lines.append(b"%b: %b\r\n" % (name, value))
         if not dated:
             lines.append(self._connection.server.date)
+        if self.keep and not self._http11:
+            # To HTTP/1.0 the end of the connection is the end of a body whose length it is not told.
+            self.keep = length >= 0 or bodiless
+            if self.keep:
+                lines.append(b"connection: keep-alive\r\n")
         if not self.keep:
             lines.append(b"connection: close\r\n")
-        # To HTTP/1.0 the end of the connection, which is not kept, is the end of the body.
         chunked = length < 0 and not bodiless and self._http11
         if chunked:
             lines.append(b"transfer-encoding: chunked\r\n")

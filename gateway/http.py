@@ -23,6 +23,7 @@ from backends.tensor import shown
 from gateway import respond
 from gateway.body import NUMBER, Bodies
 from gateway.deadline import seconds
+from gateway.encoding import accepted, deflated
 from gateway.server import Message, Receive, Scope, Send
 
 RawHeaders = tuple[tuple[bytes, bytes], ...]
@@ -36,6 +37,8 @@ _ASKED = "headrace.asked"
 # Longer paths are split each time: a thousand of 64 KiB, remembered in their segments, would be a gigabyte.
 _REMEMBERED_BYTES = 256
 _JSON: RawHeaders = ((b"content-type", b"application/json"),)
+# Two values of these would be two requests in one.
+_SINGLE = frozenset({b"content-encoding", b"inference-header-content-length"})
 
 
 class HttpEdge:
@@ -100,7 +103,7 @@ class HttpEdge:
 
     async def _infer(self, scope: Scope, receive: Receive, send: Send, model: str, version: str) -> None:
         _allow(scope, "POST")
-        headers = dict(scope["headers"])
+        headers = _fields(scope["headers"])
         length = headers.get(b"inference-header-content-length")
         if length is not None and not NUMBER.fullmatch(length):
             raise BadRequest(
@@ -137,17 +140,23 @@ class HttpEdge:
                 (b"content-type", b"application/octet-stream"),
                 (b"inference-header-content-length", b"%d" % header_length),
             )
-        payload = parts[0] if len(parts) == 1 else b"".join(parts)
+        payload = bytes(parts[0] if len(parts) == 1 else b"".join(parts))
+        if b"accept-encoding" in headers and (encoding := accepted(headers[b"accept-encoding"])):
+            payload = await deflated(payload, encoding)
+            kind = (*kind, (b"content-encoding", encoding))
         told = self._decision_headers(reply)
         if reply.body.headers or reply.body.trailers:
             told = (*respond.as_headers(reply.body.headers + reply.body.trailers), *told)
-        await _send(send, 200, (*kind, *_raw(told)), bytes(payload))
+        await _send(send, 200, (*kind, *_raw(told)), payload)
 
     async def _relay(
         self, scope: Scope, receive: Receive, send: Send, model: str, *, stream: bool = False, raw: bool = False
     ) -> None:
         """Passes a call on as it is, but for what would end the backend; a `raw` body is no JSON."""
-        headers = dict(scope["headers"])
+        if scope["method"] == "TRACE":
+            # Its answer is the request as the backend got it, with the credentials that the policy adds.
+            raise WrongMethod("TRACE is not passed on", "GET, HEAD, POST")
+        headers = _fields(scope["headers"])
         began, wait = self._now(), _wait(headers)
         body = await self._bodies.decoded(scope, headers, receive, wait)
         if not raw and too_deep(body):
@@ -219,6 +228,20 @@ _segments = lru_cache(1024)(_split)
 def _allow(scope: Scope, *methods: str) -> None:
     if scope["method"] not in methods:
         raise WrongMethod(f"expected {' or '.join(methods)}, got {scope['method']}", ", ".join(methods))
+
+
+def _fields(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Headers by name; of one that is repeated the first, as Triton reads them.
+
+    Raises BadRequest where those contradict each other that say how the body is to be read.
+    """
+    fields = dict(headers)
+    if len(fields) < len(headers):
+        for name, value in reversed(headers):
+            if name in _SINGLE and fields[name] != value:
+                raise BadRequest(f"{name.decode()}: expected one value, got two that differ")
+            fields[name] = value
+    return fields
 
 
 def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> RawHeaders:

@@ -13,6 +13,10 @@ seconds; one timer a server looks after all of them. Trailers are dropped; an up
 connection that ends while its client may still be sending lingers: what comes is read and dropped, within bounds, so
 that the answer is not lost to a reset. A handshake of TLS has the time of a head; a connection whose handshake fails
 never was one.
+
+Connections are bounded in number, handshakes included, and by the file descriptors that the process may have: one too
+many is told so (503) and closed. When they are nearly too many, those that idle, and heads that do not come, get
+seconds.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import logging
 from collections.abc import Callable
 from email.utils import formatdate
 from functools import partial
+from math import inf
 from pathlib import Path
 
 from backends.secured import Secured
@@ -29,6 +34,7 @@ from backends.tls import explained
 from gateway.connection import Connection
 from gateway.departures import Departures
 from gateway.server import HEAD_SECONDS, KEEP_ALIVE_SECONDS, Asgi, listen
+from gateway.sockets import most_files
 from gateway.tls import server_context
 from policies.spec import Address, ListenTls
 
@@ -37,6 +43,11 @@ _log = logging.getLogger("headrace.tls")
 STALL_SECONDS = 60.0
 # How often connections are looked after: what times out does so at most this much later, in seconds.
 _SWEEP_SECONDS = 1.0
+# When connections are nearly too many, and how long one may then idle, in seconds: longer than a busy client pauses.
+_CROWDED = 0.75
+_CROWDED_SECONDS = 5.0
+# Of the file descriptors that the process may have, for connections of callers; the others are for backends.
+_FILES = 0.75
 # How long tasks that were cut may take to end, in seconds.
 _CUT_SECONDS = 1.0
 
@@ -61,6 +72,7 @@ class Http1Server:
         head_seconds: float = HEAD_SECONDS,
         keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
         stall_seconds: float = STALL_SECONDS,
+        limit: Callable[[], int] = lambda: 10_000,
     ) -> None:
         self.app = app
         self.now = now
@@ -68,6 +80,7 @@ class Http1Server:
         self.head_seconds = head_seconds
         self.keep_alive_seconds = keep_alive_seconds
         self.stall_seconds = stall_seconds
+        self.patience = inf  # seconds that whoever idles gets at most
         self.connections: set[Connection] = set()
         self.scheme = "https" if tls else "http"
         self.shaking: dict[Secured, float] = {}  # handshakes that are under way, and when they began
@@ -77,6 +90,7 @@ class Http1Server:
         self._tls = server_context(tls) if tls else None
         self._address = address
         self._shared = shared
+        self._limit = limit
         self._drain_seconds = drain_seconds
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -126,18 +140,31 @@ class Http1Server:
 
     def _shaking(self, transport: Secured) -> None:
         self.shaking[transport] = self.now()
+        if len(self.connections) + len(self.shaking) > self.limit:
+            transport.abort()
 
     def _shaken(self, transport: Secured, error: Exception | None) -> None:
         del self.shaking[transport]
         if error is not None:  # whatever knocks on a port: no more than a hint for who looks for it
             _log.debug("handshake failed", extra={"fields": {"reason": explained(error)}})
 
+    @property
+    def limit(self) -> int:
+        """How many connections there may be."""
+        return max(1, min(self._limit(), int(most_files() * _FILES)))
+
     def _sweep(self) -> None:
+        self.look_after()
+        self._timer = self.loop.call_later(_SWEEP_SECONDS, self._sweep)
+
+    def look_after(self) -> None:
+        """Ends the connections that have taken too long."""
         self.date = b"date: %b\r\n" % formatdate(usegmt=True).encode()
         now = self.now()
+        crowd = len(self.connections) + len(self.shaking)
+        self.patience = _CROWDED_SECONDS if crowd > _CROWDED * self.limit else inf
         for connection in list(self.connections):
             connection.sweep(now)
         for handshake, since in list(self.shaking.items()):
-            if now - since > self.head_seconds:
+            if now - since > min(self.head_seconds, self.patience):
                 handshake.abort()
-        self._timer = self.loop.call_later(_SWEEP_SECONDS, self._sweep)

@@ -51,6 +51,10 @@ class Renamed:
                 return replace(reply, body=await _renamed_statistics(reply.body, content, public, self._max_bytes))
             if tail not in ("", "config", "infer", "generate"):
                 return reply
+            if call.method == "HEAD":
+                # There is no document to tell how long it would be under another name.
+                told = tuple((k, v) for k, v in reply.body.headers if k != b"content-length")
+                return replace(reply, body=replace(reply.body, headers=told))
             field = "model_name" if tail in ("infer", "generate") else "name"
             return replace(reply, body=await _renamed(reply.body, field, public, self._max_bytes))
         assert isinstance(call, RpcCall)

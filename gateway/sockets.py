@@ -1,7 +1,8 @@
-"""Bound sockets: a TCP address, alone or shared by SO_REUSEPORT, or a Unix socket."""
+"""Bound sockets: a TCP address, alone or shared by SO_REUSEPORT, or a Unix socket; and how many files there may be."""
 
 from __future__ import annotations
 
+import resource
 import socket
 from pathlib import Path
 
@@ -32,3 +33,14 @@ def bound(address: Address | Path, *, shared: bool = False) -> socket.socket:
         made.close()
         raise OSError(error.errno, f"cannot listen on {address}: {error.strerror or error}") from None
     return made
+
+
+def most_files() -> int:
+    """How many file descriptors this process may have; each connection is one."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def take_all_files() -> None:
+    """As many as the system allows: the thousand that many give, for fear of `select`, are soon taken."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -91,7 +91,9 @@ def share(policy: Policy, index: int, count: int) -> Policy:
     return replace(
         policy,
         backends={name: backend(whole) for name, whole in policy.backends.items()},
-        limits=replace(policy.limits, in_flight=part(policy.limits.in_flight)),
+        limits=replace(
+            policy.limits, in_flight=part(policy.limits.in_flight), connections=part(policy.limits.connections)
+        ),
         telemetry=replace(policy.telemetry, traces_per_second=policy.telemetry.traces_per_second / count),
     )
 

@@ -164,6 +164,7 @@ LIMITS = section(
         "timeout": duration("1ms", "1d"),
         "drain": duration("0s", "1d"),
         "drain_delay": duration("0s", "1h"),
+        "connections": whole(1, 1_000_000),
     },
 )
 

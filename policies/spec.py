@@ -279,6 +279,7 @@ class Limits:
     timeout: float = 30.0  # seconds for a request that brings no deadline
     drain: float = 25.0  # seconds that what is in flight may take after SIGTERM; Kubernetes kills 30 s after it
     drain_delay: float = 0.0  # seconds of going on as before it, but not ready: until balancers send nobody any more
+    connections: int = 10_000  # of HTTP callers; an idle one takes 4 KiB, and a file descriptor
 
 
 @dataclass(frozen=True, slots=True)

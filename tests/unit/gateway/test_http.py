@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from backends.errors import BadRequest, TooLarge
-from gateway.body import _inflated
+from gateway.encoding import inflated_now
 from gateway.http import _forwarded, _segments
 from tests.support.gateway import FakeServer, Rig, double
 
@@ -140,12 +140,12 @@ def test_a_gzip_body_of_many_members_costs_no_more_than_its_bytes() -> None:
     assert "JSON" in refused(ask("POST", path, members, content_encoding="gzip")[1], 400)
     many = gzip.compress(b"") * 5000
     with pytest.raises(BadRequest, match="members"):
-        _inflated(many * 10, "gzip", 1 << 20)
+        inflated_now(many * 10, b"gzip", 1 << 20)
     assert time.process_time() - began < 0.5
     large = gzip.compress(bytes(200_000), 0) * 3
-    assert _inflated(large, "gzip", 600_000) == bytes(600_000)
+    assert inflated_now(large, b"gzip", 600_000) == bytes(600_000)
     with pytest.raises(TooLarge):
-        _inflated(large, "gzip", 599_999)
+        inflated_now(large, b"gzip", 599_999)
 
 
 def test_long_paths_are_not_remembered() -> None:
@@ -248,6 +248,65 @@ def test_hop_by_hop_headers_and_our_own_do_not_reach_the_backend() -> None:
     r, _ = ask("POST", "/v2/models/twice/infer", JSON, headrace_timeout_ms="500", x_public="2")
     assert r.server.requests[0].headers["x-public"] == "2"
     assert not [name for name in r.server.requests[0].headers if name.startswith("headrace-")]
+
+
+def asked(headers: list[tuple[str, str]], content: bytes = JSON, path: str = "/v2/models/twice/infer") -> Any:
+    r = Rig(POLICY, FakeServer({"twice": double}))
+
+    async def run() -> httpx.Response:
+        async with r.client() as client:
+            return await client.post(path, content=content, headers=headers)
+
+    return r, asyncio.run(run())
+
+
+def test_headers_that_say_how_a_body_is_read_do_not_contradict_each_other() -> None:
+    size, name = str(len(JSON)), "inference-header-content-length"
+    assert asked([(name, size), (name, size)])[1].status_code == 200
+    for values in ([size, "5"], ["5", size], [size, size, "0"], ["0", size]):
+        r, response = asked([(name, value) for value in values])
+        assert f"{name}: expected one value" in refused(response, 400)
+        assert r.server.requests == []
+    packed, name = gzip.compress(JSON), "content-encoding"
+    assert asked([(name, "gzip"), (name, "gzip")], packed)[1].status_code == 200
+    for path in ("/v2/models/twice/infer", "/v2/models/twice/generate"):
+        assert "content-encoding" in refused(asked([(name, "gzip"), (name, "identity")], packed, path)[1], 400)
+    assert "gzip, gzip" in refused(asked([(name, "gzip, gzip")], packed)[1], 415)
+
+
+def test_other_repeated_headers_are_joined_for_the_backend() -> None:
+    r, response = asked([("x-a", "1"), ("x-a", "2"), ("cookie", "a=1"), ("cookie", "b=2")])
+    assert response.status_code == 200
+    assert r.server.requests[0].headers["x-a"] == "1, 2"
+    assert r.server.requests[0].headers["cookie"] == "a=1; b=2"
+
+
+def test_trace_would_show_the_credentials_that_the_backend_is_given() -> None:
+    r, response = ask("TRACE", "/v2/models/twice/config")
+    refused(response, 405)
+    assert r.server.requests == []
+
+
+@pytest.mark.parametrize("path", ["lo%61d", "load/", "%6coa%64", "load%2F"])
+def test_what_changes_a_server_is_told_however_it_is_written(path: str) -> None:
+    r, response = ask("POST", f"/v2/repository/models/twice/{path}")
+    assert "would change a server" in refused(response, 501)
+    assert r.server.requests == []
+
+
+def test_the_head_of_a_renamed_document_promises_no_length() -> None:
+    policy = POLICY.replace("twice: {backend", "other: {backend")
+    r = Rig(policy, FakeServer({}))
+
+    async def run() -> tuple[httpx.Response, httpx.Response]:
+        async with r.client() as client:
+            return await client.get("/v2/models/other/config"), await client.head("/v2/models/other/config")
+
+    get, head = asyncio.run(run())
+    assert get.json()["name"] == "other"
+    assert (head.status_code, head.content) == (200, b"")
+    assert "content-length" not in head.headers
+    assert head.headers["content-type"] == get.headers["content-type"]
 
 
 def test_a_raw_body_is_relayed_as_it_is() -> None:

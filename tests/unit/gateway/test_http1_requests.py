@@ -73,6 +73,26 @@ def test_a_message_that_could_be_read_in_two_ways_is_refused(serving: Any, rest:
     assert bodies(reply) == [REFUSED]
 
 
+@pytest.mark.parametrize(
+    "version", [b"", b" HTTP/0.9", b" HTTP/1.2", b" HTTP/2.0", b" HTTP/1", b" http/1.1", b" HTTP/1.1 "]
+)
+def test_other_versions_are_refused(serving: Any, version: bytes) -> None:
+    async def client(rig: Rig) -> bytes:
+        return await rig.ask(b"GET /" + version + b"\r\nhost: x\r\n\r\n")
+
+    assert bodies(serving(echo, client)) == [REFUSED]
+
+
+def test_http10_has_no_chunks(serving: Any) -> None:
+    """What follows could be a body or a request, to each of two servers."""
+
+    async def client(rig: Rig) -> bytes:
+        head = b"POST / HTTP/1.0\r\nconnection: keep-alive\r\ntransfer-encoding: chunked\r\n\r\n"
+        return await rig.ask(head + b"0\r\n\r\n")
+
+    assert bodies(serving(echo, client)) == [REFUSED]
+
+
 @pytest.mark.parametrize("target", [b"CONNECT a:1", b"CONNECT /x", b"PRI *", b"GET a", b"GET /\xff", b"GET /\0"])
 def test_a_target_that_is_none_is_refused_and_asks_nothing(serving: Any, target: bytes) -> None:
     asked = []
@@ -156,6 +176,22 @@ def test_trailers_and_chunk_extensions_are_bounded(serving: Any) -> None:
     serving(app, client)
 
 
+@pytest.mark.parametrize("pieces", [1, 30])
+def test_chunks_are_bounded_in_number(serving: Any, monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
+    monkeypatch.setattr("gateway.connection.MAX_PIECES", 1000)
+
+    async def client(rig: Rig) -> tuple[bytes, bytes]:
+        head, end = CHUNKED.replace(b"host: x", b"connection: close"), b"0\r\n\r\n"
+        good = await rig.ask(head + b"1\r\nx\r\n" * 1000 + end)
+        part = b"1\r\nx\r\n" * (1020 // pieces)
+        return good, await rig.ask(head, *([part] * pieces), end, pause=0.001)
+
+    good, bad = serving(echo, client)
+    assert bodies(good) == [b"/=" + b"x" * 1000]
+    assert bad.startswith(b"HTTP/1.1 413 ")
+    assert b"chunks" in bad
+
+
 def test_empty_lines_before_a_request_are_bounded(serving: Any) -> None:
     async def client(rig: Rig) -> None:
         assert (await rig.ask(b"\r\n\r\n" + HEAD + b"connection: close\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
@@ -187,7 +223,7 @@ def test_what_came_before_garbage_is_answered_first(serving: Any) -> None:
 def test_what_comes_after_the_last_request_is_dropped(serving: Any) -> None:
     async def client(rig: Rig) -> list[bytes]:
         last = b"GET /1 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
-        old = b"GET /1 HTTP/1.0\r\nconnection: keep-alive\r\n\r\n"
+        old = b"GET /1 HTTP/1.0\r\n\r\n"
         more = b"GET /2 HTTP/1.1\r\nhost: x\r\n\r\n"
         return bodies(await rig.ask(last + more)) + bodies(await rig.ask(old + more))
 

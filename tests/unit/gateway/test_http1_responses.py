@@ -34,7 +34,7 @@ def test_http10_is_answered_without_chunks_and_ended(serving: Any) -> None:
         await send({"type": "http.response.body"})
 
     async def client(rig: Rig) -> tuple[bytes, bytes]:
-        old = await rig.ask(b"GET / HTTP/1.0\r\nconnection: keep-alive\r\n\r\n")
+        old = await rig.ask(b"GET / HTTP/1.0\r\nconnection: keep-alive\r\n\r\n")  # in vain
         return old, await rig.ask(b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n")
 
     old, new = serving(app, client)
@@ -42,6 +42,21 @@ def test_http10_is_answered_without_chunks_and_ended(serving: Any) -> None:
     assert old.endswith(b"connection: close\r\n\r\nhihihi")
     assert b"transfer-encoding: chunked\r\n\r\n" in new
     assert new.endswith(b"2\r\nhi\r\n" * 3 + b"0\r\n\r\n")
+
+
+def test_http10_is_kept_alive_where_it_asks_and_can_tell_the_end(serving: Any) -> None:
+    async def client(rig: Rig) -> bytes:
+        get = b"GET /%b HTTP/1.0\r\n%b\r\n"
+        keep = b"Connection: Keep-Alive\r\n"
+        head = (get % (b"2", keep)).replace(b"GET", b"HEAD")
+        post = b"POST /3 HTTP/1.0\r\nconnection: keep-alive\r\ncontent-length: 2\r\n\r\nhi"
+        return await rig.ask(get % (b"1", keep) + head + post + get % (b"last", b"") + get % (b"never", keep))
+
+    reply = serving(echo, client)
+    assert reply.count(b"HTTP/1.1 200 OK") == 4
+    assert reply.count(b"connection: keep-alive\r\n") == 3
+    assert reply.endswith(b"connection: close\r\n\r\n/last=")
+    assert b"/3=hi" in reply
 
 
 @pytest.mark.parametrize(("method", "status"), [(b"HEAD", 200), (b"GET", 204), (b"GET", 304), (b"HEAD", 404)])

@@ -99,6 +99,6 @@ def test_what_the_readers_refuse_is_marked(right: str, wrong: str) -> None:
 def test_defaults_are_told_as_they_are_written() -> None:
     limits = json.loads(json_schema())["properties"]["limits"]["properties"]
     assert {key: part["default"] for key, part in limits.items()} == {
-        "in_flight": 4096, "body_bytes": "64MiB", "reply_bytes": "64MiB", "timeout": "30s", "drain": "25s",
-        "drain_delay": "0s",
+        "in_flight": 4096, "connections": 10_000, "body_bytes": "64MiB", "reply_bytes": "64MiB", "timeout": "30s",
+        "drain": "25s", "drain_delay": "0s",
     }  # fmt: skip

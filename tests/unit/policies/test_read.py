@@ -72,7 +72,7 @@ routes:
     cache: {store: memory, entries: 10, bytes: 1MiB, ttl: 5m}
     timeout: 2s
   s: {backend: a}
-limits: {in_flight: 10, body_bytes: 1MB, reply_bytes: 2MB, timeout: 10s}
+limits: {in_flight: 10, body_bytes: 1MB, reply_bytes: 2MB, timeout: 10s, connections: 20}
 telemetry: {response_headers: false, access_log: false, traces: {per_second: 0.5, keep: 0}}
 x-free: [anything]
 """,
@@ -89,7 +89,7 @@ x-free: [anything]
     assert r.arms[0].tiers == (Tier("fast", "a", Accept("OUT", "logits", "entropy", 1.0)), Tier("b", "b"))
     assert (r.arms[0].cache, r.timeout) == (Cache("memory", 10, 2**20, 300), 2)
     assert policy.routes["s"].arms[0].tiers == (Tier("a", "a"),)
-    assert policy.limits == Limits(10, 10**6, 2 * 10**6, 10)
+    assert policy.limits == Limits(10, 10**6, 2 * 10**6, 10, connections=20)
     assert a.reply_bytes == b.reply_bytes == 2 * 10**6
     assert policy.telemetry == Telemetry(False, False, 0.5, 0)
     assert policy.proxy is None
@@ -167,8 +167,8 @@ EXACT = {
         "p.yaml:9: routes.r.tiers[0].accept.treshold: unknown key; did you mean 'threshold'?",
     ],
     BASE + "limits: {qqq: 1}": [
-        "p.yaml:4: limits.qqq: unknown key; expected one of body_bytes, drain, drain_delay, in_flight, reply_bytes,"
-        " timeout",
+        "p.yaml:4: limits.qqq: unknown key; expected one of body_bytes, connections, drain, drain_delay, in_flight,"
+        " reply_bytes, timeout",
     ],
     BASE + "y-anchors: 1": [
         "p.yaml:4: y-anchors: unknown key; expected one of backends, include, limits, listen, proxy, redis, routes, "
@@ -191,7 +191,8 @@ EXACT = {
         "telemetry, got a list",
     ],
     BASE + "limits:": [
-        "p.yaml:4: limits: expected a mapping with in_flight, body_bytes, reply_bytes, timeout, drain, drain_delay, got nothing;"
+        "p.yaml:4: limits: expected a mapping with in_flight, body_bytes, reply_bytes, timeout, drain, drain_delay, connections,"
+        " got nothing;"
         " delete the key, or write {} for the defaults",
     ],
     # Names and references.
