@@ -45,7 +45,7 @@ def asks(call: HttpCall | RpcCall) -> Ask:
         method = call.method.rpartition("/")[2]
         return Ask.MEMORY if "SharedMemory" in method else _METHODS.get(method, Ask.OTHER)
     path = call.target.partition("?")[0]
-    match [unquote(segment) for segment in path.split("/") if segment][1:]:
+    match [unquote(segment).rstrip("/") for segment in path.split("/") if segment][1:]:
         case []:
             return Ask.SERVER
         case ["models", "stats"]:

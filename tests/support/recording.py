@@ -89,7 +89,7 @@ def proxied(client: Callable[[Http1Server, Backend], Awaitable[Any]]) -> Any:
         peer = await asyncio.get_running_loop().create_server(lambda: Recorder(backend), "127.0.0.1", 0)
         upstream = HttpClient("127.0.0.1", peer.sockets[0].getsockname()[1], now=time.monotonic)
         edge = HttpEdge(
-            TritonHttp(upstream),
+            TritonHttp(upstream, time.monotonic),
             now=time.monotonic,
             bodies=Bodies(lambda: Limits(body_bytes=1 << 20), InFlight()),
             ready=lambda: True,

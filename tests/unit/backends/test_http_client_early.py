@@ -77,7 +77,7 @@ async def test_an_early_answer_is_the_answer(how: str) -> None:
 @transcript
 async def test_the_caller_gets_the_backends_own_words(how: str) -> None:
     with refusing(how) as port:
-        backend = TritonHttp(HttpClient("127.0.0.1", port, now=time.monotonic))
+        backend = TritonHttp(HttpClient("127.0.0.1", port, now=time.monotonic), time.monotonic)
         infer = Infer(Tensors.of((Tensor("X", "UINT8", (SIZE,), bytes(SIZE)),)))
         with pytest.raises(BackendFailed, match="who are you") as caught:
             await backend(Request(model="m", content=infer, deadline=time.monotonic() + 5))

@@ -290,7 +290,7 @@ def test_trace_would_show_the_credentials_that_the_backend_is_given() -> None:
 @pytest.mark.parametrize("path", ["lo%61d", "load/", "%6coa%64", "load%2F"])
 def test_what_changes_a_server_is_told_however_it_is_written(path: str) -> None:
     r, response = ask("POST", f"/v2/repository/models/twice/{path}")
-    assert "would change a server" in refused(response, 501)
+    assert "change the servers" in refused(response, 403)
     assert r.server.requests == []
 
 
