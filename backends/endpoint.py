@@ -17,8 +17,10 @@ from typing import Protocol
 
 from backends import rows
 from backends.errors import BadRequest, Expired, TooSlow, Unreachable, Unsupported
-from backends.request import Hop, HttpCall, Infer, Reply, Request, RpcCall, Service, replace
+from backends.events import listened
+from backends.request import Hop, HttpCall, Infer, Reply, Request, RpcCall, Service, Trait, replace
 from backends.stream import watched
+from backends.traits import ASK_SECONDS, Traits
 from policies.spec import Secret
 
 # Triton drops a request whose head is above 8 KiB without a word; the request line and our own headers come on top.
@@ -31,6 +33,13 @@ class Client(Protocol):
     async def __call__(self, request: Request, /) -> Reply: ...
     async def unready(self, model: str, deadline: float, headers: Mapping[str, str]) -> str:
         """Why the server, or `model` on it, is not ready; empty where it is. No `model` asks for the server alone."""
+        ...
+
+    async def trait(self, model: str, version: str, deadline: float, headers: Mapping[str, str]) -> Trait:
+        """What `model` is like, by its server's configuration; no `version` leaves the choice to the server.
+
+        Raises Failure where it cannot be told.
+        """
         ...
 
     def refresh(self) -> None:
@@ -66,6 +75,7 @@ class Endpoint:
         # Unknown is not zero: None until it has been asked.
         self.ready: bool | None = None
         self.reason = ""
+        self.traits = Traits(self._trait, now)
         self._model = model
         self._http = http
         self._grpc = grpc
@@ -98,16 +108,22 @@ class Endpoint:
         if self._headers:
             request = replace(request, headers={**request.headers, **self._headers})
         _check_size(request)
+        content = request.content
+        patience: float | None = self._timeout
+        if isinstance(content, RpcCall) and content.told is not None:
+            content.told(await self.traits.learn(request.model, request.version), self._timeout)
+            patience = None
         own = now + self._timeout
         self.in_flight += 1
         streams = False
         try:
             if request.stream:
-                async with asyncio.timeout(self._timeout):
+                async with asyncio.timeout(patience):
                     reply = await client(request)
             else:
                 reply = await client(replace(request, deadline=own) if own < request.deadline else request)
-            stream = watched(reply, self._left, self._timeout if request.stream else None)
+            reply = listened(request, reply)
+            stream = watched(reply, self._left, patience if request.stream else None)
             streams = stream is not None
             # Whoever put a batch together knows its rows.
             trail = self._trail if request.origins else (Hop("", _rows(request), endpoint=self.name),)
@@ -125,6 +141,8 @@ class Endpoint:
         finally:
             if not streams:
                 self.in_flight -= 1
+            if not isinstance(content, Infer) and _changes_models(content):
+                self.traits.forget()
 
     def _left(self, error: BaseException | None) -> None:
         self.in_flight -= 1
@@ -134,8 +152,13 @@ class Endpoint:
         if self._tentative and self._grpc is not None:
             self._tentative = await self._grpc.unready("", self._now() + seconds, self._headers) != ""
         self.reason = await self._main.unready(self._model, self._now() + seconds, self._headers)
-        self.ready = not self.reason
+        was, self.ready = self.ready, not self.reason
+        if self.ready and was is False:
+            self.traits.forget()  # it may have other models now
         return self.ready
+
+    async def _trait(self, model: str, version: str) -> Trait:
+        return await self._main.trait(model, version, self._now() + ASK_SECONDS, self._headers)
 
     def refresh(self) -> None:
         """Has the clients follow the replica's name to other addresses."""
@@ -144,6 +167,7 @@ class Endpoint:
                 client.refresh()
 
     async def close(self) -> None:
+        self.traits.close()
         for client in (self._http, self._grpc, self._local):
             if client is not None:
                 await client.close()
@@ -167,6 +191,12 @@ class Endpoint:
                 raise Unsupported(f"this call needs gRPC, and '{self.name}' has no known grpc address")
             return self._grpc
         return self._main
+
+
+def _changes_models(call: HttpCall | RpcCall) -> bool:
+    if isinstance(call, RpcCall):
+        return call.method.endswith(("/RepositoryModelLoad", "/RepositoryModelUnload"))
+    return call.method == "POST" and call.target.partition("?")[0].endswith(("/load", "/unload"))
 
 
 def _check_size(request: Request) -> None:

@@ -19,9 +19,10 @@ def watched(reply: Reply, ended: Callable[[BaseException | None], None], idle: f
 class Watched:
     """The chunks of `inner`; `ended(error)` is called when they are over (None), fail, or are left.
 
-    A stream that is closed before its end, or dropped without a word, ends with CancelledError. An object and not a
-    generator, because a generator that was never started runs nothing when it is closed. `idle` bounds the wait for
-    each chunk, in seconds, and raises TimeoutError.
+    A stream that is closed before its end, or dropped without a word, ends with CancelledError; one that told of a
+    failure in its own words (`inner.failure`) ends with that, though its reader sees nothing but an end. An object and
+    not a generator, because a generator that was never started runs nothing when it is closed. `idle` bounds the wait
+    for each chunk, in seconds, and raises TimeoutError.
     """
 
     def __init__(
@@ -41,11 +42,17 @@ class Watched:
             async with asyncio.timeout(self._idle):
                 return await anext(self._inner)
         except StopAsyncIteration:
-            self._end(None)
+            self._end(self.failure)
             raise
         except BaseException as error:
             await self._close(error)
             raise
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What the stream has told of by itself."""
+        failure: BaseException | None = getattr(self._inner, "failure", None)
+        return failure
 
     async def aclose(self) -> None:
         await self._close(asyncio.CancelledError())

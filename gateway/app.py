@@ -22,7 +22,7 @@ from typing import Any
 
 import uvloop
 
-from backends.errors import Failure
+from backends.errors import Failure, Unreachable
 from backends.request import Reply, Request, Service
 from gateway import respond
 from gateway.admin import admin, joined_admin, joined_metrics, metrics_page, own
@@ -98,6 +98,7 @@ class Gateway:
         self._probing = Probing(lambda: self._things.all_endpoints())
         self._servers: list[HttpServer | Http1Server] = []
         self._open = False
+        self._http: HttpEdge | None = None
         self._grpc: GrpcEdge | None = None
         self.addresses: dict[str, Address] = {}
 
@@ -148,7 +149,7 @@ class Gateway:
         """Opens every port of the policy. Raises OSError, naming the listener and its address, where one is taken."""
         await self._probing.start()
         listen = self.policy.listen
-        edge = HttpEdge(
+        edge = self._http = HttpEdge(
             self._service("http"),
             now=self._now,
             bodies=Bodies(lambda: self._own.limits, self._things.in_flight),
@@ -221,8 +222,12 @@ class Gateway:
         while in_flight.count + in_flight.reading and self._now() < until:  # noqa: ASYNC110
             # The ports stay open meanwhile, so that whoever asks is told, and not just turned away.
             await asyncio.sleep(0.02)  # once in a process's life, so that no request has to signal its end
+        over = Unreachable("the gateway is shutting down")  # streams tell their callers so before they end
+        if self._http is not None:
+            self._http.cut(over)
         closing = [server.close() for server in self._servers]
         if self._grpc is not None:
+            self._grpc.cut(over)
             closing.append(self._grpc.stop(_CLOSE_SECONDS))
         await asyncio.gather(*closing)
         if self._joined is not None:

@@ -14,7 +14,8 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from backends.errors import BadRequest, Failure, NotFound, WrongMethod
+from backends.errors import BadRequest, Failure, NotFound, TooSlow, WrongMethod
+from backends.events import are_events, error_event
 from backends.json_text import MAX_NESTING, too_deep
 from backends.kserve_json import error_body, read_request, write_reply
 from backends.request import HOP_BY_HOP, Answer, HttpCall, Relay, Reply, Request, Service, joint
@@ -62,6 +63,8 @@ class HttpEdge:
         self._decision_headers = decision_headers
         self._refused = refused
         self._report = report
+        self._streams: set[asyncio.Task[Any]] = set()
+        self._cut: Failure | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -77,6 +80,12 @@ class HttpEdge:
         except Exception as error:
             self._report(error)
             await _send(send, 500, _JSON, error_body("internal error in the gateway"))
+
+    def cut(self, failure: Failure) -> None:
+        """Ends every stream that is being sent; one of events says why, if its client still reads."""
+        self._cut = failure
+        for task in list(self._streams):
+            task.cancel()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         raw_path = scope["raw_path"]
@@ -155,12 +164,45 @@ class HttpEdge:
         scope[_ASKED] = True
         reply = await self._service(request)
         assert isinstance(reply.body, Relay)
+        task = asyncio.current_task()
+        assert task is not None
+        if stream:
+            self._streams.add(task)
         try:
-            await _send_relay(send, reply.body, scope["method"], _raw(self._decision_headers(reply)))
+            await self._send_relay(send, reply.body, scope["method"], _raw(self._decision_headers(reply)))
         except (Failure, TimeoutError):
             # Cut in the middle: returning without the end makes the server abort the connection, so that the caller
             # cannot take what it has for the whole. The failure was recorded where the stream was made.
             return
+        finally:
+            self._streams.discard(task)
+
+    async def _send_relay(self, send: Send, relay: Relay, method: str, extra: RawHeaders) -> None:
+        headers: list[Any] = [(k, v) for k, v in relay.headers if k not in _NOT_RELAYED]
+        if isinstance(relay.body, bytes):
+            await _send(send, relay.status, (*headers, *extra), relay.body)
+            return
+        length = [(k, v) for k, v in relay.headers if k == b"content-length"]
+        await send({"type": "http.response.start", "status": relay.status, "headers": [*headers, *length, *extra]})
+        chunks: AsyncIterator[bytes] = relay.body
+        events = not length and method != "HEAD" and are_events(relay)
+        last = b""
+        try:
+            async with aclosing(chunks):  # type: ignore[type-var]
+                async for chunk in chunks:
+                    if method != "HEAD":
+                        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                        if events:
+                            last = (last + chunk)[-4:] if len(chunk) < 4 else chunk[-4:]
+        except (Failure, TimeoutError, asyncio.CancelledError) as error:
+            failure: Failure | None = self._cut
+            if not isinstance(error, asyncio.CancelledError):
+                failure = error if isinstance(error, Failure) else TooSlow("the backend sent nothing for too long")
+            if events and failure is not None:
+                event = error_event(failure.message, last)
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+            raise
+        await send({"type": "http.response.body", "body": b""})
 
     def _deadline(self, headers: dict[bytes, bytes], timeout_us: Any) -> float:
         given = headers.get(b"headrace-timeout-ms")
@@ -247,18 +289,3 @@ async def _send(send: Send, status: int, headers: RawHeaders, body: bytes) -> No
     }
     await send(start)
     await send({"type": "http.response.body", "body": body})
-
-
-async def _send_relay(send: Send, relay: Relay, method: str, extra: RawHeaders) -> None:
-    headers: list[Any] = [(k, v) for k, v in relay.headers if k not in _NOT_RELAYED]
-    if isinstance(relay.body, bytes):
-        await _send(send, relay.status, (*headers, *extra), relay.body)
-        return
-    length = [(k, v) for k, v in relay.headers if k == b"content-length"]
-    await send({"type": "http.response.start", "status": relay.status, "headers": [*headers, *length, *extra]})
-    chunks: AsyncIterator[bytes] = relay.body
-    async with aclosing(chunks):  # type: ignore[type-var]
-        async for chunk in chunks:
-            if method != "HEAD":
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})

@@ -17,6 +17,7 @@ from backends.errors import (
     Failure,
     NotFound,
     Rejected,
+    SequenceLost,
     SlowCaller,
     TooLarge,
     TooSlow,
@@ -43,6 +44,7 @@ _STATUS: dict[type[Failure], tuple[int, int]] = {
     TooSlow: (504, 4),
     SlowCaller: (408, 4),
     ConnectionLost: (502, 14),
+    SequenceLost: (409, 10),  # ABORTED: the caller has to begin again further up
     BadReply: (502, 13),  # INTERNAL
 }
 _INTERNAL = (500, 13)

@@ -7,7 +7,7 @@ import pytest
 
 from backends.endpoint import Client, Endpoint
 from backends.errors import ConnectionLost, Failure, Rejected, Unreachable
-from backends.request import Answer, HttpCall, Relay, Reply, Request, Tensors
+from backends.request import Answer, HttpCall, Relay, Reply, Request, Tensors, Trait
 from tests.support.loop import run
 from tests.support.strategies import call
 
@@ -28,6 +28,9 @@ class Server:
 
     async def unready(self, model: str, deadline: float, headers: Any) -> str:
         return self.failure.message if self.failure is not None else ""
+
+    async def trait(self, model: str, version: str, deadline: float, headers: Any) -> Trait:
+        return Trait()
 
     def refresh(self) -> None: ...
 
