@@ -17,6 +17,10 @@ from backends.request import HttpCall, Relay, Reply, Request, replace
 
 # An event's data whose object begins with an error.
 _ERROR = re.compile(rb'(?:^|[\r\n])data: ?(\{\s*"error"\s*:[^\r\n]*)')
+# One that may name a model, in one line.
+_OBJECT = re.compile(rb"^(data: ?)(\{[^\r\n]*\})(?=\r?$)", re.MULTILINE)
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_MAX_OBJECT_BYTES = 1 << 20
 # Of a line that has not ended so much is kept: what may become an error, and what it says.
 _LINE_BYTES = 2048
 
@@ -49,6 +53,61 @@ class Listened:
     async def aclose(self) -> None:
         if close := getattr(self._inner, "aclose", None):
             await close()
+
+
+class Renamed:
+    """The chunks of `inner`, with `model` for the `model_name` of each event's object.
+
+    A line is passed on when it is whole, or has become so long that it can be no object of this kind.
+    """
+
+    def __init__(self, inner: AsyncIterator[bytes], model: str) -> None:
+        self._inner = inner
+        self._name = msgspec.Raw(msgspec.json.encode(model))
+        self._line = b""
+
+    @property
+    def failure(self) -> BaseException | None:
+        failure: BaseException | None = getattr(self._inner, "failure", None)
+        return failure
+
+    def __aiter__(self) -> Renamed:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while True:
+            try:
+                chunk = await anext(self._inner)
+            except StopAsyncIteration:
+                if not self._line:
+                    raise
+                line, self._line = self._line, b""
+                return line
+            text = self._line + chunk
+            whole = len(text) if len(text) > _MAX_OBJECT_BYTES else text.rfind(b"\n") + 1
+            self._line = text[whole:]
+            if whole:
+                return _OBJECT.sub(self._renamed, text[:whole])
+
+    async def aclose(self) -> None:
+        if close := getattr(self._inner, "aclose", None):
+            await close()
+
+    def _renamed(self, found: re.Match[bytes]) -> bytes:
+        try:
+            fields = _fields.decode(found[2])
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return found[0]
+        if "model_name" not in fields:
+            return found[0]
+        return found[1] + msgspec.json.encode({**fields, "model_name": self._name})
+
+
+def renamed(relay: Relay, model: str) -> Relay:
+    """`relay` under the name `model`, where it is a stream of events."""
+    if isinstance(relay.body, bytes) or not are_events(relay):
+        return relay
+    return replace(relay, body=Renamed(relay.body, model))
 
 
 def listened(request: Request, reply: Reply) -> Reply:

@@ -156,6 +156,19 @@ def stream_error(message: str, request_id: bytes) -> bytes:
     return wire.text(1, message) + wire.field(2, answer)
 
 
+def model_error(message: bytes) -> str:
+    """The error in a ModelStreamInferResponse that a model gave; empty where it holds none, or the server refused.
+
+    Triton names the model in the answer of a request that ran, and only there.
+    """
+    try:
+        error = b"".join(message[start:end] for key, _, start, end in wire.walk(message) if key >> 3 == 1)
+        ran = error and any(key >> 3 == _MODEL for key, *_ in wire.walk(_messages(message, 2)))
+    except ValueError as fault:
+        raise BadReply(f"ModelStreamInfer: expected its reply as protobuf: {fault}"[:300]) from None
+    return error.decode(errors="replace") if ran else ""
+
+
 def request_id(message: bytes) -> bytes:
     """The id of a serialised ModelInferRequest, empty where it has none; of one that is malformed, what can be read."""
     found = b""

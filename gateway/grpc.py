@@ -167,15 +167,13 @@ class GrpcEdge:
             begun = True
             await _out(context.write(message))
 
-        sent = _sent(context)
         stream = InferStream(
             self._service,
             request=lambda model, version, call: self._request(context, model, version, call, {}),
-            metadata=sent,
+            metadata=_sent(context),
             write=write,
             began=began,
             refused=self._refused,
-            strict=("triton_grpc_error", "true") in sent,
             now=self._now,
         )
         self._streams.add(stream)

@@ -12,9 +12,12 @@ which nobody knows what it is like (`backends.traits`) is waited for no more tha
 
 Errors are Triton's, too. A request that fails is answered with an `error_message`, and the stream goes on. Where a
 caller asked for real statuses (`triton_grpc_error: true` in the metadata) the first failure ends the stream, except
-that a request which is wrong in itself is told by a message even then. What a flow owes when it breaks is told for each
-request that is known to be owed an answer. Of a decoupled model that has begun to answer nobody knows what it owes: its
-last request is told, and the stream ends with the failure's status, as it would at the backend itself.
+that a request which is wrong in itself is told by a message even then. That wish is met here and kept from the backend:
+Triton 2.51 dies of it (a segmentation fault within some dozens of failing decoupled requests), so that the status of a
+model's error is always INTERNAL, which is what models give unless they choose another. What a flow owes when it breaks
+is told for each request that is known to be owed an answer. Of a decoupled model that has begun to answer nobody knows
+what it owes: its last request is told, and the stream ends with the failure's status, as it would at the backend
+itself.
 """
 
 from __future__ import annotations
@@ -24,13 +27,27 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from backends.errors import BadReply, BadRequest, Failure, NotFound, Rejected, SlowCaller, TooSlow, Unsupported
-from backends.kserve_grpc import read_request, request_id, stream_error
+from backends.errors import (
+    BackendFailed,
+    BadReply,
+    BadRequest,
+    Failure,
+    NotFound,
+    Rejected,
+    SlowCaller,
+    TooSlow,
+    Unsupported,
+)
+from backends.kserve_grpc import model_error, read_request, request_id, stream_error
 from backends.parameters import Sequence, SequenceId, sequence
 from backends.request import Relay, Reply, Request, RpcCall, Service, Trait
+from gateway.turns import Turn, Turns
 
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 
+STRICT = ("triton_grpc_error", "true")
+
+_INTERNAL = 13  # gRPC's status
 # One backend stream each. Beyond, callers are told to open another stream.
 _MAX_FLOWS = 256
 # What may wait for backends in one stream; a larger message passes alone. Each costs something beside its bytes.
@@ -52,17 +69,6 @@ _REFUSALS = (BadRequest, NotFound, Unsupported)
 _Key = tuple[str, str, SequenceId]
 
 
-class _Turn:
-    """A request's place among all that a stream owes an answer. `free`: nobody waits for it."""
-
-    __slots__ = ("free", "id", "waiter")
-
-    def __init__(self, id: bytes) -> None:
-        self.id = id
-        self.free = False
-        self.waiter: asyncio.Future[None] | None = None
-
-
 class _Flow:
     """The messages of one model, version and sequence, as the iterator that a call reads."""
 
@@ -74,7 +80,7 @@ class _Flow:
         self.ordered = True  # until something else is known
         self.finished = False  # no more messages will come
         self.over = asyncio.Event()
-        self.turns: deque[_Turn] = deque()  # owed; of a flow that is not ordered: until its first answer
+        self.turns: deque[Turn] = deque()  # owed; of a flow that is not ordered: until its first answer
         self.newest = b""
         self.answered = 0
         self.patience = 0.0
@@ -122,8 +128,8 @@ class InferStream:
     """One caller's stream before `service`.
 
     `request` makes a flow's request of model, version and call; `write` gives the caller a message, `began` is told of
-    each flow's reply before its first one. `strict`: failures end the stream with their status. `refused` is told of
-    failures that `service` never saw.
+    each flow's reply before its first one. `metadata` goes with each flow. `refused` is told of failures that `service`
+    never saw.
     """
 
     def __init__(
@@ -135,20 +141,18 @@ class InferStream:
         write: Callable[[bytes], Awaitable[None]],
         began: Callable[[Reply, Relay], Awaitable[None]],
         refused: Callable[[Failure], None],
-        strict: bool,
         now: Callable[[], float],
     ) -> None:
         self._service = service
         self._request = request
-        self._metadata = metadata
+        self._metadata = tuple(pair for pair in metadata if pair != STRICT)
+        self._strict = STRICT in metadata
         self._write_out = write
         self._began = began
         self._refused = refused
-        self._strict = strict
         self._now = now
         self._flows: dict[_Key, _Flow] = {}
-        self._order: deque[_Turn] = deque()
-        self._owed = 0
+        self._turns = Turns(self._make_room)
         self._writing = asyncio.Lock()
         self._queued = 0
         self._room: asyncio.Future[None] | None = None
@@ -168,7 +172,7 @@ class InferStream:
                 await self._take(first)
                 async for message in messages:
                     await self._take(message)
-                    while self._queued > _QUEUED_BYTES or self._owed > _MAX_OWED:
+                    while self._queued > _QUEUED_BYTES or self._turns.owed > _MAX_OWED:
                         self._room = asyncio.get_running_loop().create_future()
                         await self._room
                 for flow in self._flows.values():
@@ -186,7 +190,7 @@ class InferStream:
         """Ends the stream with `failure`, which each request that is owed an answer is told first."""
         if self._cut is None and self._task is not None:
             self._cut = failure
-            self._unanswered = [turn.id for turn in self._order if not turn.free]
+            self._unanswered = self._turns.unanswered()
             self._unanswered += [flow.newest for flow in self._flows.values() if not flow.ordered]
             self._task.cancel()
 
@@ -207,20 +211,20 @@ class InferStream:
                 flow = self._open(key, of, flow)
         except Failure as failure:
             self._refused(failure)
-            turn = self._turn(request_id(message)[: _MAX_ID_BYTES + 1])
+            turn = self._turns.take(_short(request_id(message)))
             error = stream_error(line(failure), turn.id)
-            if self._head() is turn:
+            if self._turns.first() is turn:
                 await self._answer(turn, error)
             else:
                 self._group.create_task(self._answer(turn, error))
             return
-        flow.newest = infer.id.encode()
+        flow.newest = _short(infer.id.encode())
         if flow.ordered or not flow.answered:
             if not flow.turns:
                 flow.since = self._now()
-            turn = self._turn(flow.newest)
+            turn = self._turns.take(flow.newest)
             if not flow.ordered:
-                self._release(turn)
+                self._turns.release(turn)
             flow.turns.append(turn)
             if not flow.ordered and len(flow.turns) > _MAX_UNANSWERED:
                 flow.turns.popleft()
@@ -288,6 +292,10 @@ class InferStream:
             async for chunk in relay.body:
                 flow.reading = False
                 flow.answered += 1
+                if self._strict and (error := model_error(chunk)):
+                    if flow.ordered and flow.turns:
+                        await self._turns.wait(flow.turns[0])
+                    raise BackendFailed(error, _INTERNAL, grpc=True)
                 if flow.ordered and flow.turns:
                     turn = flow.turns.popleft()
                     flow.since = self._now()
@@ -306,7 +314,7 @@ class InferStream:
         if trait is None or trait.decoupled or not trait.told:
             flow.ordered = False
             for turn in flow.turns:
-                self._release(turn)
+                self._turns.release(turn)
             return
         flow.patience = patience
         self._watch(flow, patience)
@@ -345,38 +353,12 @@ class InferStream:
         except TimeoutError:
             return
 
-    # Turns
-
-    def _turn(self, id: bytes) -> _Turn:
-        turn = _Turn(id if len(id) <= _MAX_ID_BYTES else b"")
-        self._order.append(turn)
-        self._owed += 1
-        return turn
-
-    def _head(self) -> _Turn | None:
-        order = self._order
-        while order and order[0].free:
-            order.popleft()
-        return order[0] if order else None
-
-    async def _answer(self, turn: _Turn, message: bytes) -> None:
+    async def _answer(self, turn: Turn, message: bytes) -> None:
         """Writes the answer to a request when it is its turn."""
-        while not turn.free and self._head() is not turn:
-            turn.waiter = asyncio.get_running_loop().create_future()
-            await turn.waiter
+        await self._turns.wait(turn)
         async with self._writing:
             await self._write_out(message)
-        if not turn.free:
-            self._release(turn)
-
-    def _release(self, turn: _Turn) -> None:
-        """The request is owed no answer any more, or none that others wait for."""
-        turn.free = True
-        self._owed -= 1
-        self._make_room()
-        head = self._head()
-        if head is not None and head.waiter is not None and not head.waiter.done():
-            head.waiter.set_result(None)
+        self._turns.release(turn)
 
 
 async def _first(messages: AsyncIterator[bytes]) -> bytes | None:
@@ -385,6 +367,10 @@ async def _first(messages: AsyncIterator[bytes]) -> bytes | None:
             return await anext(messages, None)
     except TimeoutError:
         raise SlowCaller(f"{METHOD}: no message came within {_FIRST_MESSAGE_S:g} s") from None
+
+
+def _short(id: bytes) -> bytes:
+    return id if len(id) <= _MAX_ID_BYTES else b""
 
 
 def line(failure: Failure) -> str:

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from backends import events
 from backends.errors import BadReply, Unsupported
 from backends.kserve_grpc import rename, rename_reply
 from backends.request import HttpCall, Relay, Reply, Request, RpcCall, Service, replace
@@ -63,9 +64,11 @@ class Renamed:
             headers = tuple((k, v) for k, v in call.headers if k != b"accept-encoding")
             content = replace(call, target=target, headers=headers)
             reply = await self._inner(replace(request, model=model, content=content))
+            assert isinstance(reply.body, Relay)
+            if tail == "generate_stream":
+                return replace(reply, body=events.renamed(reply.body, public))
             if tail not in ("", "config", "infer", "generate"):
                 return reply
-            assert isinstance(reply.body, Relay)
             return replace(
                 reply,
                 body=await _renamed(reply.body, "model_name" if tail in ("infer", "generate") else "name", public),

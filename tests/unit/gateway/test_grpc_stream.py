@@ -252,18 +252,29 @@ def test_a_backend_that_ends_the_stream_too_early_has_failed() -> None:
 
 def test_real_statuses_where_they_are_asked_for() -> None:
     async def main() -> None:
-        refused = BackendFailed("13 is refused", 13, grpc=True)
-        models = Models({"a": PLAIN}, lambda model, id: [refused] if id == "3" else once(model, id))
+        answer = pb.ModelInferResponse(model_name="a", id="3")
+        failed = pb.ModelStreamInferResponse(error_message="13 is refused", infer_response=answer)
+        refused = pb.ModelStreamInferResponse(error_message="no such input", infer_response={"id": "4"})
+        given = {"3": failed.SerializeToString(), "4": refused.SerializeToString()}
+        models = Models({"a": PLAIN}, lambda model, id: [given.get(id) or told(model, id)])
+        models.gates["5"] = asyncio.Event()
         async with edge(models) as setup:
-            call = stream(setup, metadata=(("triton_grpc_error", "true"),))
+            call = stream(setup, metadata=(("triton_grpc_error", "true"), ("k", "v")))
             await ask(call, "nosuch", "1")
             assert await said(call) == ("", "1", "no 'nosuch'")  # as Triton does
             await call.write(infer_message(model_name="a", id="2", inputs=[]))
             assert (await said(call))[1] == "2"
+            await ask(call, "a", "4")
+            assert await said(call) == ("", "4", "no such input")
+            await ask(call, "a", "5", parameters=sequence(5))
             await ask(call, "a", "3")
+            await until(lambda: len(models.seen) == 3)
+            models.gates["5"].set()
+            assert await said(call) == ("a", "5", "")
             with pytest.raises(grpc.aio.AioRpcError) as raised:
                 await said(call)
             assert (raised.value.code(), raised.value.details()) == (grpc.StatusCode.INTERNAL, "13 is refused")
+            assert [made.metadata for made in models.calls[1:]] == [(("k", "v"),)] * 2  # it would end a Triton
 
     asyncio.run(main())
 
