@@ -37,6 +37,14 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Ser
             yield triton, gateway
 
 
+def _three_words() -> bytes:
+    message = pb.ModelInferRequest(model_name="chat")
+    message.inputs.add(name="text_input", datatype="BYTES", shape=[1])
+    message.inputs.add(name="delay_ms", datatype="INT32", shape=[1])
+    message.raw_input_contents.extend([b"\x0d\0\0\0one two three", b"\2\0\0\0"])
+    return message.SerializeToString()
+
+
 async def over_http(address: str, stack: AsyncExitStack) -> Ask:
     """Asks for a stream of three words; the seconds until the first event."""
     host, _, port = address.partition(":")
@@ -60,16 +68,11 @@ async def over_grpc(address: str, stack: AsyncExitStack) -> Ask:
     """Opens a stream and asks for three words; the seconds until the first answer."""
     channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
     method = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
-    message = pb.ModelInferRequest(model_name="chat")
-    message.inputs.add(name="text_input", datatype="BYTES", shape=[1])
-    message.inputs.add(name="delay_ms", datatype="INT32", shape=[1])
-    message.raw_input_contents.extend([b"\x0d\0\0\0one two three", b"\2\0\0\0"])
-    data = message.SerializeToString()
 
     async def ask() -> float:
         began = time.perf_counter()
         call = method()
-        await call.write(data)
+        await call.write(_three_words())
         await call.read()
         seconds = time.perf_counter() - began
         await call.done_writing()
@@ -80,13 +83,31 @@ async def over_grpc(address: str, stack: AsyncExitStack) -> Ask:
     return ask
 
 
-@pytest.mark.parametrize("connect", [over_http, over_grpc])
+async def over_open_grpc(address: str, stack: AsyncExitStack) -> Ask:
+    """Asks for three words on a stream that stays open, as tritonclient does; the seconds until the first answer."""
+    channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
+    call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")()
+    stack.callback(call.cancel)
+
+    async def ask() -> float:
+        began = time.perf_counter()
+        await call.write(_three_words())
+        await call.read()
+        seconds = time.perf_counter() - began
+        for _ in range(2):
+            await call.read()
+        return seconds
+
+    return ask
+
+
+@pytest.mark.parametrize("connect", [over_http, over_grpc, over_open_grpc])
 def test_the_first_chunk_is_hardly_later(running: tuple[Any, Served], connect: Any) -> None:
     triton, gateway = running
 
     async def main() -> tuple[list[float], list[float], list[float]]:
         async with AsyncExitStack() as stack:
-            addresses = [getattr(each, "grpc" if connect is over_grpc else "http") for each in (triton, gateway)]
+            addresses = [getattr(each, "http" if connect is over_http else "grpc") for each in (triton, gateway)]
             asks = [await connect(address, stack) for address in addresses]
             for ask in asks * 20:
                 await ask()

@@ -50,7 +50,7 @@ def test_other_calls_take_what_the_policy_says(trait: Trait) -> None:
     traits = {"small": trait, "large": trait}
     assert rows(traits, "batched") == ([], [2, 2])
     assert rows(traits, "cached") == ([], [2])
-    assert rows(traits, "tiers") == ([2, 2], [])
+    assert rows(traits, "tiers") == ([2, 2], [2, 2])  # the first tier's answers cannot be scored
 
 
 def test_a_model_that_is_loaded_anew_is_asked_for_anew() -> None:
