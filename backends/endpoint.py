@@ -19,12 +19,15 @@ from typing import Protocol
 
 from backends import rows
 from backends.bridge import GrpcOverHttp, HttpOverGrpc
+from backends.calls import Ask, asks
 from backends.deadlines import Deadlines
 from backends.errors import FIRST_BYTE, BackendFailed, BadRequest, Expired, Failure, TooSlow, Unreachable
+from backends.events import listened
 from backends.interface import Classified, asks_classes
 from backends.outlier import Outliers, blames
-from backends.request import Hop, HttpCall, Infer, Relay, Reply, Request, RpcCall, Service, computes, replace
+from backends.request import Hop, HttpCall, Infer, Relay, Reply, Request, RpcCall, Service, Trait, computes, replace
 from backends.stream import Bound, watched
+from backends.traits import ASK_SECONDS, Traits
 from policies.spec import Secret
 
 # Triton drops a request whose head is above 8 KiB without a word; the request line and our own headers come on top.
@@ -37,6 +40,13 @@ class Client(Protocol):
     async def __call__(self, request: Request, /) -> Reply: ...
     async def unready(self, model: str, deadline: float, headers: Mapping[str, str]) -> str:
         """Why the server, or `model` on it, is not ready; empty where it is. No `model` asks for the server alone."""
+        ...
+
+    async def trait(self, model: str, version: str, deadline: float, headers: Mapping[str, str]) -> Trait:
+        """What `model` is like, by its server's configuration; no `version` leaves the choice to the server.
+
+        Raises Failure where it cannot be told.
+        """
         ...
 
     def refresh(self) -> None:
@@ -79,6 +89,7 @@ class Endpoint:
         # Unknown is not zero: None until it has been asked.
         self.ready: bool | None = None
         self.reason = ""
+        self.traits = Traits(self._trait, now)
         self._model = model
         self._http = http
         self._grpc = grpc
@@ -119,6 +130,12 @@ class Endpoint:
         if self._headers:
             request = replace(request, headers={**request.headers, **self._headers})
         _check_size(request)
+        content = request.content
+        # A caller's stream of inferences counts by itself how long each answer is owed.
+        timed = True
+        if isinstance(content, RpcCall) and content.told is not None:
+            content.told(await self.traits.learn(request.model, request.version), self._timeout)
+            timed = False
         own = now + (self._stream_timeout if request.stream else self._timeout)
         asked = replace(request, deadline=own) if own < request.deadline else request
         if self.outliers and computes(request):
@@ -127,13 +144,15 @@ class Endpoint:
         streams = False
         try:
             if request.stream:
-                with self._deadlines.until(now + self._timeout):
+                with self._deadlines.until(now + self._timeout if timed else inf):
                     reply = await service(asked)
             else:
                 reply = await service(asked)
             stream = None
             if isinstance(reply.body, Relay):
-                stream = watched(reply, partial(self._left, request, reply), self._bound(request, own))
+                reply = listened(request, reply)
+                idle = self._idle_timeout if request.stream and timed else inf
+                stream = watched(reply, partial(self._left, request, reply), self._bound(request, own, idle))
                 streams = stream is not None
             elif self.outliers:
                 self._answered(request.model)
@@ -154,6 +173,8 @@ class Endpoint:
         finally:
             if not streams:
                 self.in_flight -= 1
+            if not isinstance(content, Infer) and asks(content) in (Ask.LOAD, Ask.UNLOAD):
+                self.traits.forget()
 
     def _expired(self, late: Expired, request: Request, own: float) -> Failure:
         """What it means that a call ended at its deadline: of the policy's (`own` among them), or its caller's."""
@@ -165,9 +186,8 @@ class Endpoint:
             return TooSlow(f"'{self.name}' did not end its stream within {self._stream_timeout:g} s")
         return TooSlow(f"'{self.name}' did not answer within {self._timeout:g} s")
 
-    def _bound(self, request: Request, own: float) -> Bound:
+    def _bound(self, request: Request, own: float, idle: float) -> Bound:
         """How long the chunks of a relayed reply are waited for."""
-        idle = self._idle_timeout if request.stream else inf
 
         def failure(late: TimeoutError | Expired) -> Failure:
             if isinstance(late, Expired):
@@ -218,8 +238,13 @@ class Endpoint:
         if self._tentative and self._grpc is not None:
             self._tentative = await self._grpc.unready("", self._now() + seconds, self._headers) != ""
         self.reason = await self._main.unready(self._model, self._now() + seconds, self._headers)
-        self.ready = not self.reason
+        was, self.ready = self.ready, not self.reason
+        if self.ready and was is False:
+            self.traits.forget()  # it may have other models now
         return self.ready
+
+    async def _trait(self, model: str, version: str) -> Trait:
+        return await self._main.trait(model, version, self._now() + ASK_SECONDS, self._headers)
 
     def refresh(self) -> None:
         """Has the clients follow the replica's name to other addresses."""
@@ -228,6 +253,7 @@ class Endpoint:
                 client.refresh()
 
     async def close(self) -> None:
+        self.traits.close()
         for client in (self._http, self._grpc, self._local):
             if client is not None:
                 await client.close()

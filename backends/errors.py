@@ -132,6 +132,10 @@ class ConnectionLost(Failure):
     """The backend went away after the request had been sent: whether it was executed is unknown."""
 
 
+class SequenceLost(Failure):
+    """The replica that a stateful sequence ran on is lost, and its state with it: only a new sequence can go on."""
+
+
 class BadReply(Failure):
     """The backend broke the protocol: what it answered cannot be what was asked."""
 

@@ -26,7 +26,7 @@ from backends.errors import BadReply, BadRequest, Failure
 from backends.parameters import REGION, check_parameters, passed_on
 from backends.proto import kserve_pb2 as pb
 from backends.proto import wire
-from backends.request import HOP_BY_HOP, Answer, Head, Infer, Metadata, Parameters, Tensors, Wanted, Wire
+from backends.request import HOP_BY_HOP, Answer, Head, Infer, Metadata, Parameters, Tensors, Trait, Wanted, Wire
 from backends.tensor import MAX_RANK, Bytes, Tensor, check, check_shape, join_elements, shown
 
 # Each becomes Python objects, so that a body full of them would be hostile. No model comes near this.
@@ -164,6 +164,38 @@ def rename(method: str, message: bytes, model: str, version: str) -> bytes:
     return message + wire.text(fields[0], model) + (wire.text(fields[1], version) if version and fields[1] else b"")
 
 
+def stream_error(message: str, request_id: bytes) -> bytes:
+    """A ModelStreamInferResponse for a request that failed, as Triton has it: its id is all that the answer holds."""
+    answer = wire.field(_ID, request_id) if request_id else b""
+    return wire.text(1, message) + wire.field(2, answer)
+
+
+def model_error(message: bytes) -> str:
+    """The error in a ModelStreamInferResponse that a model gave; empty where it holds none, or the server refused.
+
+    Triton names the model in the answer of a request that ran, and only there.
+    """
+    try:
+        error = b"".join(message[start:end] for key, _, start, end in wire.walk(message) if key >> 3 == 1)
+        ran = error and any(key >> 3 == _MODEL for key, *_ in wire.walk(_messages(message, 2)))
+    except ValueError as fault:
+        raise BadReply(f"ModelStreamInfer: expected its reply as protobuf: {fault}"[:300]) from None
+    return error.decode(errors="replace") if ran else ""
+
+
+def request_id(message: bytes) -> bytes:
+    """The id of a serialised ModelInferRequest, empty where it has none; of one that is malformed, what can be read."""
+    found = b""
+    try:
+        for key, _, start, end in wire.walk(message):
+            if key == _ID << 3 | wire.LENGTH_DELIMITED:
+                found = message[start:end]
+        found.decode()
+    except ValueError:
+        return b""
+    return found
+
+
 def rename_reply(method: str, message: bytes, model: str) -> bytes:
     """A relayed reply's message, from `model`; as it came where its method names none, or in a list."""
     path = _REPLY_NAMED.get(method.rpartition("/")[2])
@@ -178,6 +210,28 @@ def rename_reply(method: str, message: bytes, model: str) -> bytes:
     for number in reversed(path[:-1]):
         tail = wire.field(number, tail)
     return message + tail
+
+
+# Of Triton's model_config.proto: ModelConfigResponse.config, the two fields of it that are asked for, and the field of
+# the second one.
+_CONFIG, _SEQUENCE_BATCHING, _TRANSACTION_POLICY, _DECOUPLED = 1, 13, 19, 1
+
+
+def read_trait(data: bytes) -> Trait:
+    """What a serialised ModelConfigResponse says of its model. Raises BadReply where it is none."""
+    try:
+        configuration = _messages(data, _CONFIG)
+        policy = _messages(configuration, _TRANSACTION_POLICY)
+        stateful = any(key >> 3 == _SEQUENCE_BATCHING for key, *_ in wire.walk(configuration))
+        flags = [policy[start:end] for key, _, start, end in wire.walk(policy) if key >> 3 == _DECOUPLED]
+    except ValueError as error:
+        raise BadReply(f"ModelConfig: expected its reply as protobuf: {error}"[:300]) from None
+    return Trait(decoupled=bool(flags) and flags[-1] != b"\0", stateful=stateful)
+
+
+def _messages(data: bytes, number: int) -> bytes:
+    """The message in a field of `data`; one that occurs twice is merged, by the rules of protobuf."""
+    return b"".join(data[start:end] for key, _, start, end in wire.walk(data) if key >> 3 == number)
 
 
 # Of letters, digits and these is a metadata key made, and of visible ASCII its value; gRPC fails the whole call else.

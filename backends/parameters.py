@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from backends.errors import BadRequest
 from backends.tensor import shown
 
@@ -17,6 +19,24 @@ STATEFUL = frozenset({"sequence_id", "sequence_start", "sequence_end"})
 
 # Where a tensor is that stays in memory which caller and backend share.
 REGION = "shared_memory_region"
+# Numbers and texts are different sequences to Triton, and 0 and "" are none.
+SequenceId = int | str
+
+
+class Sequence(msgspec.Struct):
+    """The sequence that a call belongs to. `ends` becomes true when the last message of a streamed one has passed."""
+
+    id: SequenceId
+    starts: bool = False
+    ends: bool = False
+
+
+def sequence(parameters: Mapping[str, Any]) -> Sequence | None:
+    """The sequence that these parameters put a call into, None where they name none."""
+    if not parameters or not (name := parameters.get("sequence_id")):
+        return None
+    return Sequence(name, parameters.get("sequence_start") is True, parameters.get("sequence_end") is True)
+
 
 _UNSIGNED = "an integer from 0 to 2^64 - 1"
 _FLAG = "true or false"

@@ -21,11 +21,14 @@ from typing import Any, Literal, Protocol
 import msgspec
 from msgspec.structs import replace
 
+from backends import parameters
+from backends.parameters import Sequence
 from backends.tensor import Tensor
 
 __all__ = [
     "HOP_BY_HOP", "Answer", "Head", "Hop", "HttpCall", "Infer", "Metadata", "Origin", "Parameters", "Relay", "Reply",
-    "Request", "RpcCall", "Service", "Tensors", "Trail", "Wanted", "Wire", "computes", "content", "joint", "replace",
+    "Request", "RpcCall", "Service", "Tensors", "Trail", "Trait", "Wanted", "Wire", "computes", "content", "joint",
+    "replace", "sequence",
 ]  # fmt: skip
 
 Parameters = Mapping[str, Any]
@@ -124,12 +127,32 @@ class HttpCall(msgspec.Struct, frozen=True):
     body: bytes = b""
 
 
+class Trait(msgspec.Struct, frozen=True):
+    """What a model is like. `told` is False where its server has no configuration to tell."""
+
+    decoupled: bool = False
+    stateful: bool = False
+    told: bool = True
+
+    @property
+    def divisible(self) -> bool:
+        """Whether its calls may be merged, cached and cascaded, where the policy says so."""
+        return not (self.decoupled or self.stateful)
+
+
 class RpcCall(msgspec.Struct, frozen=True):
-    """A gRPC call relayed as bytes. `method` is `/package.Service/Method`; `messages` are the caller's."""
+    """A gRPC call relayed as bytes. `method` is `/package.Service/Method`; `messages` are the caller's.
+
+    A stream of inferences may say which `sequence` its messages belong to. `told` hears what its model is like (None
+    where that is not known) and how many seconds the backend may take for an answer, before that gets a message;
+    whoever gives it watches over that time.
+    """
 
     method: str
     messages: AsyncIterator[bytes]
     metadata: Metadata = ()
+    sequence: Sequence | None = None
+    told: Callable[[Trait | None, float], None] | None = None
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -252,6 +275,14 @@ class Service(Protocol):
     """Everything that answers: a client, a batcher, a cascade, the whole gateway. Raises `backends.errors.Failure`."""
 
     async def __call__(self, request: Request, /) -> Reply: ...
+
+
+def sequence(request: Request) -> Sequence | None:
+    """The sequence that a call belongs to, None where that is none, or nobody looked."""
+    call = request.content
+    if isinstance(call, Infer):
+        return parameters.sequence(call.parameters) if call.parameters else None
+    return call.sequence if isinstance(call, RpcCall) else None
 
 
 def joint(name: str) -> str:

@@ -32,8 +32,9 @@ def watched(reply: Reply, ended: Callable[[BaseException | None], None], bound: 
 class Watched:
     """The chunks of `inner`; `ended(error)` is called when they are over (None), fail, or are left.
 
-    A stream that is closed before its end, or dropped without a word, ends with CancelledError. An object and not a
-    generator, because a generator that was never started runs nothing when it is closed.
+    A stream that is closed before its end, or dropped without a word, ends with CancelledError; one that told of a
+    failure in its own words (`inner.failure`) ends with that, though its reader sees nothing but an end. An object and
+    not a generator, because a generator that was never started runs nothing when it is closed.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Watched:
             with self._bound.block():
                 return await anext(self._inner)
         except StopAsyncIteration:
-            self._end(None)
+            self._end(self.failure)
             raise
         except (TimeoutError, Expired) as late:
             failure = self._bound.failure(late) if self._bound is not None else late
@@ -62,6 +63,12 @@ class Watched:
         except BaseException as error:
             await self._close(error)
             raise
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What the stream has told of by itself."""
+        failure: BaseException | None = getattr(self._inner, "failure", None)
+        return failure
 
     async def aclose(self) -> None:
         await self._close(asyncio.CancelledError())

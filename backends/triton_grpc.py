@@ -44,10 +44,10 @@ from backends.errors import (
     Unsupported,
 )
 from backends.grpc_channels import Channels, Line, Options
-from backends.kserve_grpc import answered, metadata, read_reply, write_request
+from backends.kserve_grpc import answered, metadata, read_reply, read_trait, write_request
 from backends.proto import kserve_pb2 as pb
 from backends.proto import wire
-from backends.request import HttpCall, Metadata, Relay, Reply, Request, RpcCall, replace
+from backends.request import HttpCall, Metadata, Relay, Reply, Request, RpcCall, Trait, replace
 from backends.tls import ClientTls, explained_by_grpc
 
 _SERVICE = "/inference.GRPCInferenceService"
@@ -128,20 +128,30 @@ class TritonGrpc:
         """Why the server, or `model` on it, is not ready, by `deadline`; empty where it is."""
         method, field = ("ModelReady", wire.text(1, model)) if model else ("ServerReady", b"")
         try:
-            line = self._channels.line or await self._opened(deadline)
-            line.calls += 1
-            try:
-                await self._connected(line, deadline)
-                call = line.channel.unary_unary(f"{_SERVICE}/{method}")
-                reply, _ = await self._unary(line, call, field, deadline, headers.items())
-            finally:
-                line.leave()
+            reply = await self._asked(method, field, deadline, headers)
             # ModelReady's reply has the same field.
             return "" if pb.ServerReadyResponse.FromString(reply).ready else f"{method} answered no"
         except Failure as failure:
             return failure.message
         except DecodeError:
             return f"{method} answered nonsense"
+
+    async def trait(self, model: str, version: str, deadline: float, headers: Mapping[str, str]) -> Trait:
+        """What `model` is like. Raises Failure where the server does not tell."""
+        asked = wire.text(1, model) + (wire.text(2, version) if version else b"")
+        return read_trait(await self._asked("ModelConfig", asked, deadline, headers))
+
+    async def _asked(self, method: str, message: bytes, deadline: float, headers: Mapping[str, str]) -> bytes:
+        """The reply to one of the service's unary calls."""
+        line = self._channels.line or await self._opened(deadline)
+        line.calls += 1
+        try:
+            await self._connected(line, deadline)
+            call = line.channel.unary_unary(f"{_SERVICE}/{method}")
+            reply, _ = await self._unary(line, call, message, deadline, headers.items())
+            return reply
+        finally:
+            line.leave()
 
     def refresh(self) -> None:
         """Asks anew, in the background, what the host's name stands for, where the last answer is old."""

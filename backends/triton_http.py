@@ -13,7 +13,7 @@ import msgspec
 from backends.errors import BackendFailed, BadReply, Failure, Rejected
 from backends.http_client import HttpClient, HttpResponse
 from backends.kserve_json import read_reply, write_request
-from backends.request import HOP_BY_HOP, HttpCall, Infer, Metadata, Relay, Reply, Request, joint, replace
+from backends.request import HOP_BY_HOP, HttpCall, Infer, Metadata, Relay, Reply, Request, Trait, joint, replace
 from backends.tensor import Bytes
 
 # Set here from the body that is really sent, or private to the caller's own connection.
@@ -28,6 +28,21 @@ _ITS_OWN = frozenset(name.encode() for name in HOP_BY_HOP) | {
 _MAX_MESSAGE = 1000
 # How servers say that a queue of theirs is full: busy, not down.
 _QUEUE_FULL = ("exceeds maximum queue size", "queue is full", "queue full")
+
+
+class _Transaction(msgspec.Struct):
+    decoupled: bool = False
+
+
+class _Configuration(msgspec.Struct):
+    """What is asked of a model's configuration; Triton leaves out what does not apply."""
+
+    name: str
+    model_transaction_policy: _Transaction | None = None
+    sequence_batching: msgspec.Raw = msgspec.Raw()
+
+
+_configuration = msgspec.json.Decoder(_Configuration)
 
 
 class TritonHttp:
@@ -56,6 +71,19 @@ class TritonHttp:
         except Failure as failure:
             return failure.message
         return "" if response.status == 200 else f"{target} answered {response.status}"
+
+    async def trait(self, model: str, version: str, deadline: float, headers: Mapping[str, str]) -> Trait:
+        """What `model` is like. Raises Failure where the server does not tell."""
+        target = _infer_target(model, version).removesuffix("/infer") + "/config"
+        response = await self._client.request("GET", target, _encoded(headers), deadline=deadline)
+        if response.status != 200:
+            raise _failure(response)
+        try:
+            told = _configuration.decode(response.body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            raise BadReply(f"{target}: expected a model's configuration as JSON") from None
+        policy = told.model_transaction_policy
+        return Trait(decoupled=policy is not None and policy.decoupled, stateful=bool(told.sequence_batching))
 
     def refresh(self) -> None:
         self._client.refresh()

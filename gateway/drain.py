@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from backends.errors import ShutDown
 from gateway.grpc import GrpcEdge
 from gateway.http1 import Http1Server
 from gateway.server import HttpServer
@@ -44,6 +45,8 @@ async def drain(
         await asyncio.sleep(0.02)  # once in a process's life, so that no request has to signal its end
     if in_flight.count:
         _log.warning("cut what was not over in time", extra={"fields": {"in_flight": in_flight.count}})
+    if grpc is not None:
+        grpc.cut(ShutDown("the gateway is shutting down"))  # a stream has no other last word
     if things.deadlines is not None:
         things.deadlines.cut()
     closing = [server.close() for server in servers]

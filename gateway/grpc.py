@@ -1,9 +1,10 @@
 """The gRPC edge: KServe v2's inference service and gRPC's health service, over bytes.
 
-ModelInfer becomes a `Request` with an `Infer`, whatever else the inference service has is relayed as an `RpcCall`, and
-health is answered here. One generic handler serves all of it, without generated stubs: a message is parsed where
-somebody needs to know what it says. What happened on the way goes back as trailing metadata, of failures too, because
-that is the one place that both have and because a trail is complete only at the end.
+ModelInfer becomes a `Request` with an `Infer`, ModelStreamInfer one for each model and sequence in it (`grpc_stream`),
+whatever else the inference service has is relayed as an `RpcCall`, and health is answered here. One generic handler
+serves all of it, without generated stubs: a message is parsed where somebody needs to know what it says. What happened
+on the way goes back as trailing metadata, of failures too, because that is the one place that both have and because a
+trail is complete only at the end.
 
 A caller's metadata go to the backend with its call, and the backend's initial and trailing metadata come back: of calls
 that are one caller's alone. A merged batch has no caller's, and what is kept or put together answers without any.
@@ -28,13 +29,14 @@ from backends.errors import BadRequest, Failure, NotFound, SlowCaller, TooLarge
 from backends.kserve_grpc import end_to_end, metadata, named, names_model, read_request, write_reply
 from backends.proto import kserve_pb2 as pb
 from backends.request import Infer, Metadata, Parameters, Relay, Reply, Request, RpcCall, Service, replace
+from gateway import grpc_stream
 from gateway.deadline import seconds
+from gateway.grpc_stream import InferStream
 from gateway.respond import Headers
 from policies.spec import ListenTls
 
 _INFERENCE = "inference.GRPCInferenceService"
 _INFER = f"/{_INFERENCE}/ModelInfer"
-_STREAM = f"/{_INFERENCE}/ModelStreamInfer"
 # Watch has no event to wait for; a second is soon enough for whoever balances by health.
 _WATCH_S = 1.0
 # The shortest keep-alive that clients are told to use is 10 s; half of it, so that no jitter makes an abuse of it.
@@ -44,7 +46,7 @@ _PREFACE_MS = 10_000
 # Calls that wait for the event loop. gRPC cancels some beyond 1,000 and all beyond 3,000 without a word; who is too
 # many is for `limits.in_flight` to say.
 _PENDING = 1 << 16
-# An open stream that says nothing belongs to nobody, and is held for nothing.
+# A call that says nothing belongs to nobody, and is held for nothing.
 _FIRST_MESSAGE_S = 30.0
 _MAX_METADATA_BYTES = 64 * 1024
 # Status and trailing metadata share a header block that clients take up to 8 KiB of: the last of them is ours.
@@ -89,6 +91,7 @@ class GrpcEdge:
         self._report = report
         self._tls = tls
         self._renewed: Any = None  # what the next handshake is to bring into use
+        self._streams: set[InferStream] = set()
         self._server: Any = None
         self._stopping: asyncio.Event | None = None
         self._options = (
@@ -109,6 +112,7 @@ class GrpcEdge:
         )
         self._handlers = {
             _INFER: grpc.unary_unary_rpc_method_handler(self._infer),
+            grpc_stream.METHOD: grpc.stream_stream_rpc_method_handler(self._stream),
             f"/{_INFERENCE}/ServerLive": grpc.unary_unary_rpc_method_handler(self._server_live),
             f"/{_INFERENCE}/ServerReady": grpc.unary_unary_rpc_method_handler(self._server_ready),
             "/grpc.health.v1.Health/Check": grpc.unary_unary_rpc_method_handler(self._check),
@@ -153,6 +157,11 @@ class GrpcEdge:
         return grpc.dynamic_ssl_server_credentials(
             _shown(tls), renewed, require_client_authentication=tls.client_ca is not None
         )
+
+    def cut(self, failure: Failure) -> None:
+        """Ends every stream of inferences with `failure`, as the last of its messages and as its status."""
+        for stream in list(self._streams):
+            stream.cut(failure)
 
     async def stop(self, grace: float) -> None:
         """Takes no more calls, and cancels those that still run after `grace` seconds."""
@@ -203,6 +212,45 @@ class GrpcEdge:
                     message = chunk
         return message
 
+    async def _stream(self, messages: AsyncIterator[bytes], context: Any) -> None:
+        await self._guarded(context, self._streamed(messages, context))
+
+    async def _streamed(self, messages: AsyncIterator[bytes], context: Any) -> None:
+        begun = False
+
+        async def began(reply: Reply, relay: Relay) -> None:
+            nonlocal begun
+            context.set_trailing_metadata(metadata(self._decision_headers(reply)))
+            if not begun:
+                begun = True
+                await self._begin(context, relay)
+
+        async def write(message: bytes) -> None:
+            nonlocal begun
+            begun = True
+            await _out(context.write(message))
+
+        def ended(reply: Reply, relay: Relay) -> None:
+            if trailers := relay.trailers():
+                context.set_trailing_metadata(metadata((*trailers, *self._decision_headers(reply))))
+
+        stream = InferStream(
+            self._service,
+            check=self._check_size,
+            request=lambda model, version, call: self._request(context, model, version, call, {}),
+            metadata=_sent(context),
+            write=write,
+            began=began,
+            ended=ended,
+            refused=self._refused,
+            now=self._now,
+        )
+        self._streams.add(stream)
+        try:
+            await stream.run(messages)
+        finally:
+            self._streams.discard(stream)
+
     async def _relay(self, method: str, messages: AsyncIterator[bytes], context: Any) -> None:
         await self._guarded(context, self._relayed(method, messages, context))
 
@@ -218,7 +266,7 @@ class GrpcEdge:
                     raise SlowCaller(f"{method}: no message came within {_FIRST_MESSAGE_S:g} s") from None
                 if first is None:
                     raise BadRequest(f"{method}: expected a message, got none")
-                model, version = _checked(method, first)
+                model, version = named(method, first)
                 messages = _one_model(method, model, version, first, messages)
             request = self._request(context, model, version, RpcCall(method, messages, _sent(context)), {})
         reply = await self._service(request)
@@ -313,7 +361,7 @@ class GrpcEdge:
             content=content,
             deadline=self._deadline(context, given, parameters),
             headers=self._headers(given, content),
-            stream=isinstance(content, RpcCall) and content.method == _STREAM,
+            stream=isinstance(content, RpcCall) and content.method == grpc_stream.METHOD,
             arrival=context,
         )
 
@@ -402,21 +450,13 @@ def _text(headers: tuple[tuple[bytes, bytes], ...]) -> list[tuple[str, str | byt
     return [(k.decode("latin-1"), v if k.endswith(b"-bin") else v.decode("latin-1")) for k, v in headers]
 
 
-def _checked(method: str, message: bytes) -> tuple[str, str]:
-    """Whom a message is for. One that carries tensors is checked like any other inference request."""
-    if method == _STREAM:
-        model, version, _ = read_request(message)
-        return model, version
-    return named(method, message)
-
-
 async def _one_model(
     method: str, model: str, version: str, first: bytes, rest: AsyncIterator[bytes]
 ) -> AsyncIterator[bytes]:
     """A call's messages, all for the model whose route the first one opened; BadRequest at one that is not."""
     yield first
     async for message in rest:
-        other = _checked(method, message)
+        other = named(method, message)
         if other != (model, version):
             raise BadRequest(
                 f"{method}: expected all messages of a stream to be for model '{model[:64]}' version '{version[:16]}', "

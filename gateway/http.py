@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from backends.errors import BadRequest, Failure, NotFound, WrongMethod
+from backends.events import are_events, error_event
 from backends.json_text import MAX_NESTING, too_deep
 from backends.kserve_json import error_body, read_request, write_reply
 from backends.request import HOP_BY_HOP, Answer, HttpCall, Relay, Reply, Request, Service, joint
@@ -191,11 +192,35 @@ class HttpEdge:
         reply = await self._service(request)
         assert isinstance(reply.body, Relay)
         try:
-            await _send_relay(send, reply.body, scope["method"], _raw(self._decision_headers(reply)))
-        except (Failure, TimeoutError):
+            await self._send_relay(send, reply.body, scope["method"], _raw(self._decision_headers(reply)))
+        except Failure:
             # Cut in the middle: returning without the end makes the server abort the connection, so that the caller
             # cannot take what it has for the whole. The failure was recorded where the stream was made.
             return
+
+    async def _send_relay(self, send: Send, relay: Relay, method: str, extra: RawHeaders) -> None:
+        headers: list[Any] = [(k, v) for k, v in relay.headers if k not in _NOT_RELAYED]
+        if isinstance(relay.body, bytes):
+            await _send(send, relay.status, (*headers, *extra), relay.body)
+            return
+        length = [(k, v) for k, v in relay.headers if k == b"content-length"]
+        await send({"type": "http.response.start", "status": relay.status, "headers": [*headers, *length, *extra]})
+        chunks: AsyncIterator[bytes] = relay.body
+        events = not length and method != "HEAD" and are_events(relay)
+        last = b""
+        try:
+            async with aclosing(chunks):  # type: ignore[type-var]
+                async for chunk in chunks:
+                    if method != "HEAD":
+                        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                        if events:
+                            last = (last + chunk)[-4:] if len(chunk) < 4 else chunk[-4:]
+        except Failure as failure:
+            if events:
+                event = error_event(failure.message, last)
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+            raise
+        await send({"type": "http.response.body", "body": b""})
 
 
 def _wait(headers: dict[bytes, bytes]) -> float:
@@ -298,18 +323,3 @@ async def _send(send: Send, status: int, headers: RawHeaders, body: bytes) -> No
     }
     await send(start)
     await send({"type": "http.response.body", "body": body})
-
-
-async def _send_relay(send: Send, relay: Relay, method: str, extra: RawHeaders) -> None:
-    headers: list[Any] = [(k, v) for k, v in relay.headers if k not in _NOT_RELAYED]
-    if isinstance(relay.body, bytes):
-        await _send(send, relay.status, (*headers, *extra), relay.body)
-        return
-    length = [(k, v) for k, v in relay.headers if k == b"content-length"]
-    await send({"type": "http.response.start", "status": relay.status, "headers": [*headers, *length, *extra]})
-    chunks: AsyncIterator[bytes] = relay.body
-    async with aclosing(chunks):  # type: ignore[type-var]
-        async for chunk in chunks:
-            if method != "HEAD":
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from backends import combined
+from backends import combined, events
 from backends.calls import Ask, asks
 from backends.errors import BadReply
 from backends.kserve_grpc import rename, rename_reply
@@ -49,6 +49,8 @@ class Renamed:
             assert isinstance(reply.body, Relay)
             if asks(content) is Ask.STATISTICS:
                 return replace(reply, body=await _renamed_statistics(reply.body, content, public, self._max_bytes))
+            if tail == "generate_stream":
+                return replace(reply, body=events.renamed(reply.body, public))
             if tail not in ("", "config", "infer", "generate"):
                 return reply
             if call.method == "HEAD":

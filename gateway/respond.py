@@ -19,6 +19,7 @@ from backends.errors import (
     Forbidden,
     NotFound,
     Rejected,
+    SequenceLost,
     ShutDown,
     SlowCaller,
     TooLarge,
@@ -48,6 +49,7 @@ _STATUS: dict[type[Failure], tuple[int, int]] = {
     ShutDown: (503, 14),
     SlowCaller: (408, 4),
     ConnectionLost: (502, 14),
+    SequenceLost: (409, 10),  # ABORTED: the caller has to begin again further up
     BadReply: (502, 13),  # INTERNAL
 }
 _INTERNAL = (500, 13)

@@ -5,6 +5,7 @@
     Switch       public model name -> route
     Split        unit -> arm, where the route has an experiment
     Fallback     another backend, where the arm fails for reasons of its own
+    Whole        straight to the last tier's Balancer, where a model is decoupled or stateful
     Cascade      small model first; only rows that are not confident go on to the next tier
       per tier:
       Cached     per row: hits answered, misses go on
@@ -49,6 +50,9 @@ from routing.dispatcher import Dispatcher
 from routing.experiment import Split
 from routing.fallback import Fallback
 from routing.retry import RetryBudget
+from routing.sequence import Sequences
+from routing.sticky import Sticky
+from routing.whole import Subject, Whole
 
 if TYPE_CHECKING:
     from cache.redis import RedisStore
@@ -73,6 +77,7 @@ class Things:
     dispatchers: dict[str, tuple[Backend, Dispatch]] = field(default_factory=dict)
     budgets: dict[str, RetryBudget] = field(default_factory=dict)
     fleets: dict[str, Fleet] = field(default_factory=dict)
+    sequences: dict[str, Sequences] = field(default_factory=dict)
     stores: dict[tuple[str, str, Cache], Store] = field(default_factory=dict)
     redis: tuple[Redis, RedisStore] | None = None
     in_flight: InFlight = field(default_factory=InFlight)
@@ -86,6 +91,7 @@ class Things:
             dispatchers=dict(self.dispatchers),
             budgets=dict(self.budgets),
             fleets=dict(self.fleets),
+            sequences=dict(self.sequences),
             stores=dict(self.stores),
         )
 
@@ -125,6 +131,7 @@ class Things:
         self.dispatchers = {name: kept for name, kept in self.dispatchers.items() if kept[0] == backends.get(name)}
         self.budgets = {name: budget for name, budget in self.budgets.items() if name in backends}
         self.fleets = {name: fleet for name, fleet in self.fleets.items() if name in backends}
+        self.sequences = {name: sequences for name, sequences in self.sequences.items() if name in backends}
         self.stores = {key: store for key, store in self.stores.items() if key in caches}
         shared = any(cache is not None and cache.store == "redis" for _, _, cache in caches)
         if self.redis is not None and not (shared and self.redis[0] == policy.redis):
@@ -207,10 +214,25 @@ def _arm(route: Route, arm: Arm, policy: Policy, things: Things, tools: Tools) -
             inner = Traced(inner, f"tier {tier.name}", tools.tracing)
         tiers.append(Rung(tier.name, inner, backend.model, backend.version, tier.accept))
     last = policy.backends[arm.tiers[-1].backend]
+    infer: Service = Cascade(tiers, cacheable=arm.cache is not None)
+    subjects = _subjects(arm, policy, things, tools)
+    if subjects and (len(tiers) > 1 or arm.cache is not None or last.batch is not None):
+        whole = Rung(arm.tiers[-1].name, _balanced(last, things, tools), last.model, last.version, None)
+        infer = Whole(infer, Cascade([whole]), subjects)
     return (
-        Cascade(tiers, cacheable=arm.cache is not None),
+        infer,
         Renamed(_plain(last, policy, things, tools), last.model, last.version, last.reply_bytes),
     )
+
+
+def _subjects(arm: Arm, policy: Policy, things: Things, tools: Tools) -> list[Subject]:
+    """The models of an arm that servers have: what runs in this process answers each row by itself."""
+    backends = [policy.backends[tier.backend] for tier in arm.tiers]
+    return [
+        Subject(backend.model, backend.version, _endpoints(backend, things, tools))
+        for backend in backends
+        if backend.local is None
+    ]
 
 
 def _scope(names: tuple[str, ...], backend: Backend, endpoints: Sequence[Endpoint]) -> tuple[str, ...] | None:
@@ -223,10 +245,10 @@ def _scope(names: tuple[str, ...], backend: Backend, endpoints: Sequence[Endpoin
 
 def _batched(backend: Backend, things: Things, tools: Tools) -> Service:
     """A backend's inference path: its one dispatcher, or just a balancer where calls are never merged."""
+    if backend.batch is None:
+        return _balanced(backend, things, tools)
     endpoints = _endpoints(backend, things, tools)
     services = tuple(_observed(endpoint, backend, tools) for endpoint in endpoints)
-    if backend.batch is None:
-        return Balancer(endpoints, services, tools.chance, _budget(backend, things, tools))
     found = things.dispatchers.get(backend.name)
     if found is not None and found[0] == backend:
         dispatch = found[1]
@@ -239,6 +261,7 @@ def _batched(backend: Backend, things: Things, tools: Tools) -> Service:
             partial(_unready, endpoints),
             _budget(backend, things, tools),
             partial(_avoided, endpoints),
+            _sticky(backend, things, tools),
         )
         things.dispatchers[backend.name] = (backend, dispatch)
     return Traced(dispatch, "dispatch", tools.tracing, {"headrace.backend": backend.name})
@@ -264,12 +287,26 @@ def _proxied(backend: Backend, policy: Policy, things: Things, tools: Tools) -> 
     """A proxy's two paths: inference, never merged, and calls that are relayed."""
     endpoints = _endpoints(backend, things, tools)
     services = [_observed(endpoint, backend, tools) for endpoint in endpoints]
-    chosen = Balancer(endpoints, services, tools.chance, _budget(backend, things, tools))
+    chosen = _balanced(backend, things, tools)
     fleet = things.fleets.get(backend.name)
     if fleet is None or fleet.count != len(endpoints):
         fleet = things.fleets[backend.name] = Fleet(backend.name, len(endpoints), tools.now)
     headers = policy.telemetry.response_headers
     return chosen, Replicas(backend, endpoints, services, chosen, fleet, headers=headers)
+
+
+def _balanced(backend: Backend, things: Things, tools: Tools) -> Service:
+    """A backend's endpoints, one call at a time."""
+    endpoints = _endpoints(backend, things, tools)
+    services = [_observed(endpoint, backend, tools) for endpoint in endpoints]
+    budget = _budget(backend, things, tools)
+    return Balancer(endpoints, services, tools.chance, budget, _sticky(backend, things, tools))
+
+
+def _sticky(backend: Backend, things: Things, tools: Tools) -> Sticky:
+    """Who knows where a backend's sequences run, whatever the path and the policy."""
+    sequences = things.sequences.setdefault(backend.name, Sequences())
+    return Sticky(sequences, _endpoints(backend, things, tools), _budget(backend, things, tools), tools.now)
 
 
 def _observed(endpoint: Endpoint, backend: Backend, tools: Tools) -> Service:

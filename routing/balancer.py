@@ -7,7 +7,8 @@ all are, the least loaded is tried all the same, for what is known may be a seco
 again and again (`backends.outlier`) is drawn only where no other is left that is up. One endpoint costs nothing.
 
 What an endpoint never executed goes to another one that is not known to be down, once to each, as long as the budget
-(`routing.retry`) pays for it. What comes of a reply later, a stream that is cut, is its reader's.
+(`routing.retry`) pays for it. What comes of a reply later, a stream that is cut, is its reader's. A call of a stateful
+sequence goes to the replica that the sequence runs on (`routing.sticky`), where there is more than one.
 """
 
 from __future__ import annotations
@@ -16,25 +17,37 @@ from collections.abc import Iterable, Sequence
 from random import Random
 
 from backends.endpoint import Endpoint
-from backends.request import Reply, Request, RpcCall, Service, replace
+from backends.request import Reply, Request, RpcCall, Service, replace, sequence
 from routing.retry import NEVER_EXECUTED, RetryBudget
+from routing.sticky import Sticky
 
 
 class Balancer:
-    """Answers through `services[i]`, where `endpoints[i]` is the one that was chosen."""
+    """Answers through `services[i]`, where `endpoints[i]` is the one that was chosen.
+
+    `sticky` chooses it for calls of stateful sequences; without it any may get them.
+    """
 
     def __init__(
-        self, endpoints: Sequence[Endpoint], services: Sequence[Service], chance: Random, budget: RetryBudget
+        self,
+        endpoints: Sequence[Endpoint],
+        services: Sequence[Service],
+        chance: Random,
+        budget: RetryBudget,
+        sticky: Sticky | None = None,
     ) -> None:
         self._endpoints = tuple(endpoints)
         self._services = tuple(services)
         self._chance = chance
         self._budget = budget
+        self._sticky = sticky
 
     async def __call__(self, request: Request, /) -> Reply:
         if len(self._services) == 1:
             return await self._services[0](request)
         self._budget.earn()
+        if self._sticky is not None and (running := sequence(request)) is not None:
+            return await self._sticky(request, running, lambda i: self._services[i](request))
         left = set(range(len(self._services)))
         chosen = self._choice(request.model)
         while True:

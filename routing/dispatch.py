@@ -20,10 +20,11 @@ import msgspec
 
 from backends import rows
 from backends.errors import BackendFailed, BadReply, BadRequest, Expired, Failure, Rejected
-from backends.request import Answer, Hop, Infer, Origin, Reply, Request, Service, content, replace
+from backends.request import Answer, Hop, Infer, Origin, Reply, Request, Service, content, replace, sequence
 from routing.dispatcher import Batch, Dispatcher
 from routing.lane import Entry
 from routing.retry import NEVER_EXECUTED, RetryBudget
+from routing.sticky import Sticky
 
 # Nobody tells that an endpoint is ready again, or no more: while something waits and one is down, or what waits was put
 # back and may go to some of them only, their slots are looked at so often.
@@ -41,7 +42,8 @@ class Dispatch:
     """Answers through `endpoints`, one service per endpoint of the dispatcher, in batches.
 
     `unready` gives the numbers of endpoints that are known not to be ready, `avoided` those that a model is kept from
-    (None: no model is); without a `budget` nothing is sent again.
+    (None: no model is); without a `budget` nothing is sent again. `sticky` chooses the endpoint for calls of stateful
+    sequences; without it any may get them.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Dispatch:
         unready: Callable[[], Collection[int]] = tuple,
         budget: RetryBudget | None = None,
         avoided: Callable[[], Callable[[str], Collection[int]] | None] = lambda: None,
+        sticky: Sticky | None = None,
     ) -> None:
         self.dispatcher = dispatcher
         self._endpoints = endpoints
@@ -60,15 +63,22 @@ class Dispatch:
         self._avoided = avoided
         # With one endpoint there is no elsewhere.
         self._budget = budget if len(endpoints) > 1 else None
+        self._sticky = sticky if len(endpoints) > 1 else None
         self._due = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._running: dict[Batch, asyncio.Task[None]] = {}
 
     async def __call__(self, request: Request, /) -> Reply:
+        count = rows.count(request.infer)
+        if count is None and self._sticky is not None and (running := sequence(request)) is not None:
+            return await self._sticky(request, running, partial(self._queued, request, None))
+        return await self._queued(request, count, None)
+
+    async def _queued(self, request: Request, count: int | None, only: int | None) -> Reply:
+        """The reply to a call of `count` rows, None where it cannot be divided, once it has waited for its batch."""
         infer = request.infer
         now = self._now()
-        count = rows.count(infer)
         caller = _Caller(request, asyncio.get_running_loop().create_future(), divisible=bool(count))
         entry = Entry(
             rows=count or 1,
@@ -76,8 +86,10 @@ class Dispatch:
             limit=min(request.deadline, now + self.dispatcher.limits.queue_time),
             caller=caller,
             alone=not count,
+            only=only,
         )
-        key = (request.model, request.version, rows.signature(infer) if count else None)
+        # What goes to one endpoint only must not wait behind what waits for another.
+        key = (request.model, request.version, rows.signature(infer) if count else only)
         self.dispatcher.offer(entry, key)
         self._schedule()
         while True:

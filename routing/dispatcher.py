@@ -14,6 +14,9 @@ limit that it came with. There it waits for an endpoint that is ready and was no
 tried once, and it ends. A lane holds only entries that the same endpoints did not take: whatever may go at all goes at
 once, and who waits for one endpoint is in nobody's way to another.
 
+Work that belongs to one endpoint (a stateful sequence that runs there) waits for a slot of that one, ready or not, in a
+lane of its own.
+
 Bounds. At most `queue_rows` rows wait in all (an offer beyond is Rejected, with the time the present queue needs as
 Retry-After), and none longer than the limit it came with. Work that is larger than `max_rows` passes alone.
 
@@ -140,6 +143,8 @@ class Dispatcher:
     def another(self, entry: Entry, batch: Batch, unready: Collection[int]) -> bool:
         """Whether `entry`, which left in `batch`, has an endpoint left that is ready and was not tried."""
         count = len(self.free)
+        if entry.only is not None:
+            return False
         return len(entry.tried) < count - 1 and len({batch.endpoint, *entry.tried, *unready}) < count
 
     def requeue(self, batch: Batch, entries: list[Entry]) -> None:
@@ -186,10 +191,16 @@ class Dispatcher:
         for lane in self._lanes.values():
             head = lane.head
             if head is not None and (choice is None or head.number < first):
-                endpoint = self._freest(unready, avoided(head.lane) if avoided else (), head.tried)
+                if head.only is not None:
+                    endpoint = self._own(head.only)
+                else:
+                    endpoint = self._freest(unready, avoided(head.lane) if avoided else (), head.tried)
                 if endpoint is not None:
                     choice, first = (lane, endpoint), head.number
         return choice
+
+    def _own(self, endpoint: int) -> int | None:
+        return endpoint if self.free[endpoint] else None
 
     def _freest(self, unready: Collection[int], avoided: Collection[int], tried: Collection[int]) -> int | None:
         """The endpoint with most free slots among the best there are, None where those are busy; ties go round."""

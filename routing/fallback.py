@@ -3,8 +3,9 @@
 Theory of operation. It stands outside of everything that a route does, its cache included, so that what it answers is
 marked as degraded and is never stored as the route's own answer. The caller's own faults, and its deadline, are not
 repaired. A relayed HTTP call falls back only where it was never executed (`routing.retry`), for nobody knows what it
-may have changed; a relayed gRPC call never does, for its messages may have been read. Where both fail, it is the first
-failure that the caller is told: it says what is wrong with the route.
+may have changed; a relayed gRPC call never does, for its messages may have been read, nor does one of a stateful
+sequence, whose state is not elsewhere. Where both fail, it is the first failure that the caller is told: it says what
+is wrong with the route.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from backends.errors import SERVER_FAILURES, Failure, own_fault
-from backends.request import Hop, HttpCall, Infer, Reply, Request, Service, replace
+from backends.request import Hop, HttpCall, Infer, Reply, Request, Service, replace, sequence
 from routing.retry import NEVER_EXECUTED
 
 
@@ -42,5 +43,5 @@ class Fallback:
 
 def _repairable(request: Request, failure: Failure) -> bool:
     if isinstance(request.content, Infer):
-        return own_fault(failure)
+        return own_fault(failure) and sequence(request) is None
     return isinstance(request.content, HttpCall) and isinstance(failure, NEVER_EXECUTED)

@@ -14,8 +14,9 @@ class Entry(msgspec.Struct, eq=False):
     """One caller's work while it waits. `limit` is the time at which waiting stops making sense, in clock seconds.
 
     An entry that is `alone` never shares a batch. `number` is its place among all arrivals; `tried` holds the endpoints
-    that did not take it, by number: with `lane` it says whose batch it may share. `caller` is whatever the shell keeps
-    of the caller; the dispatcher never looks at it.
+    that did not take it, by number: with `lane` it says whose batch it may share. One with `only` goes to the endpoint
+    of that number, whatever becomes of it; all of its lane do. `caller` is whatever the shell keeps of the caller; the
+    dispatcher never looks at it.
     """
 
     rows: int
@@ -27,6 +28,7 @@ class Entry(msgspec.Struct, eq=False):
     number: int = 0
     tried: tuple[int, ...] = ()
     queued: bool = False
+    only: int | None = None
 
 
 Key = tuple[Hashable, tuple[int, ...]]  # of a lane: what its entries came with, and who did not take them

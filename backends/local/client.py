@@ -20,7 +20,7 @@ from backends.local import metadata
 from backends.local.load import digest, load, stamp
 from backends.local.model import VERSION, Model, Unusable, check_call, check_version
 from backends.local.pool import Pool
-from backends.request import Answer, Infer, Relay, Reply, Request, Tensors
+from backends.request import Answer, Infer, Relay, Reply, Request, Tensors, Trait
 from backends.tensor import Tensor
 from policies.spec import Local
 
@@ -62,6 +62,10 @@ class LocalClient:
         if self._reason and await self._mended(deadline) and self._loading is failed:
             self._loading, self._reason = None, ""
         return await self._missing(deadline)
+
+    async def trait(self, model: str, version: str, deadline: float, headers: Mapping[str, str]) -> Trait:
+        """A model in this process answers each row by itself."""
+        return Trait()
 
     def refresh(self) -> None:
         """Has no addresses to follow."""

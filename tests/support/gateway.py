@@ -12,7 +12,7 @@ import numpy as np
 
 from backends.endpoint import Endpoint
 from backends.errors import Failure
-from backends.request import Answer, HttpCall, Infer, Relay, Reply, Request, Tensors
+from backends.request import Answer, HttpCall, Infer, Relay, Reply, Request, Tensors, Trait
 from backends.tensor import Tensor
 from gateway import respond
 from gateway.body import Bodies
@@ -34,6 +34,7 @@ class FakeServer:
         self.failure: Failure | None = None
         self.is_ready = True
         self.refreshed = 0
+        self.traits: dict[str, Trait] = {}
 
     async def __call__(self, request: Request, /) -> Reply:
         self.requests.append(request)
@@ -48,6 +49,9 @@ class FakeServer:
 
     async def unready(self, model: str, deadline: float, headers: Mapping[str, str]) -> str:
         return "" if self.is_ready else "it said no"
+
+    async def trait(self, model: str, version: str, deadline: float, headers: Mapping[str, str]) -> Trait:
+        return self.traits.get(model, Trait())
 
     def refresh(self) -> None:
         self.refreshed += 1
@@ -130,6 +134,7 @@ class Rig:
                 prefer_grpc=False,
                 tentative=False,
                 timeout=backend.timeout,
+                idle_timeout=backend.idle_timeout,
                 headers=backend.headers,
                 now=time.monotonic,
             )

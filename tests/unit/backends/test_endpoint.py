@@ -11,7 +11,7 @@ from backends.endpoint import Client, Endpoint
 from backends.errors import FIRST_BYTE, BadRequest, ConnectionLost, Expired, Failure, Rejected, TooSlow, Unreachable
 from backends.proto.management_pb2 import ModelConfigResponse
 from backends.proto.model_config_pb2 import ModelConfig
-from backends.request import Answer, HttpCall, Infer, Relay, Reply, Request, Tensors, Wanted, replace
+from backends.request import Answer, HttpCall, Infer, Relay, Reply, Request, Tensors, Trait, Wanted, replace
 from backends.tensor import Tensor
 from tests.support.loop import run
 from tests.support.strategies import call
@@ -33,6 +33,9 @@ class Server:
 
     async def unready(self, model: str, deadline: float, headers: Any) -> str:
         return self.failure.message if self.failure is not None else ""
+
+    async def trait(self, model: str, version: str, deadline: float, headers: Any) -> Trait:
+        return Trait()
 
     def refresh(self) -> None: ...
 

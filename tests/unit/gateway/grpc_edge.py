@@ -11,21 +11,21 @@ from typing import Any
 import grpc
 import pytest
 
-from backends.errors import BackendFailed, BadRequest, Expired, Failure, NotFound, Rejected, TooLarge
+from backends.errors import BackendFailed, Failure, Rejected
 from backends.proto import kserve_pb2 as pb
 from backends.request import Answer, Relay, Reply, Request, RpcCall, Tensors, replace
 from backends.triton_grpc import TritonGrpc
+from gateway import respond
 from gateway.grpc import GrpcEdge
 
 SERVICE = "/inference.GRPCInferenceService/"
-CODES = {BadRequest: 3, Expired: 4, NotFound: 5, Rejected: 8, TooLarge: 8}
 
 
 def status(failure: Failure) -> tuple[int, str, tuple[tuple[str, str], ...]]:
     if isinstance(failure, BackendFailed):
         return failure.status, failure.message, ()
     trailing = (("retry-after", "1"), ("bad", "ü")) if isinstance(failure, Rejected) else ()
-    return CODES[type(failure)], failure.message, trailing
+    return respond.grpc_status(failure)[0], failure.message, trailing
 
 
 def decision(reply: Reply) -> tuple[tuple[str, str], ...]:

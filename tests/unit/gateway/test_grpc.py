@@ -178,11 +178,15 @@ def test_a_message_over_the_limit_names_it() -> None:
                 assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
                 assert str(1 << 20) in text
             setup.most = 1000
-            for method in ("ModelInfer", "ModelStreamInfer"):
-                code, text = await refusal(setup.call(method, infer_message(id="7" * 1000), timeout=5))
-                assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-                assert "request message: expected at most 1000 bytes, got 10" in text
-                assert isinstance(setup.refused.pop(), TooLarge)
+            code, text = await refusal(setup.call("ModelInfer", infer_message(id="7" * 1000), timeout=5))
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "request message: expected at most 1000 bytes, got 10" in text
+            assert isinstance(setup.refused.pop(), TooLarge)
+            told = pb.ModelStreamInferResponse.FromString(
+                await setup.call("ModelStreamInfer", infer_message(id="7" * 1000), timeout=5)
+            )
+            assert "request message: expected at most 1000 bytes, got 10" in told.error_message
+            assert isinstance(setup.refused.pop(), TooLarge)
             assert await setup.call(data=infer_message(), timeout=5)
             assert not setup.reported
         async with edge(echo) as setup:

@@ -10,7 +10,7 @@ import pytest
 from backends.endpoint import Endpoint
 from backends.errors import BackendFailed, ConnectionLost, Expired, Failure, Rejected, TooSlow, Unreachable
 from backends.outlier import FAILURES
-from backends.request import Answer, HttpCall, Infer, Relay, Reply, Request, RpcCall, Tensors, replace
+from backends.request import Answer, HttpCall, Infer, Relay, Reply, Request, RpcCall, Tensors, Trait, replace
 from routing.balancer import Balancer
 from routing.retry import RetryBudget
 from tests.support.loop import run, settle
@@ -37,6 +37,9 @@ class Server:
 
     async def unready(self, model: str, deadline: float, headers: Any) -> str:
         return self.failure.message if self.failure is not None else ""
+
+    async def trait(self, model: str, version: str, deadline: float, headers: Any) -> Trait:
+        return Trait()
 
     def refresh(self) -> None: ...
 

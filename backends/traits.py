@@ -1,0 +1,112 @@
+"""What a server's own configuration says of its models: which are decoupled, which are stateful.
+
+Theory of operation. A decoupled model answers a call with any number of responses, a stateful one answers by what came
+before: neither call may be merged with another, answered from a cache or asked of another model first. Who has to know
+asks here: `known` looks it up and never waits, `learn` asks the server where it is not known. What was told is kept for
+a minute; then the next look-up has it asked again in the background, and the old answer stands until the new one comes.
+It is forgotten when a model is loaded or unloaded through the gateway, and when the server has been down.
+
+Unknown is not no. A server that could not be asked is asked again after a second, and until then its models are treated
+as if they were decoupled. One that does not know the model answers every call of it with one error, whatever the path;
+that is asked again after a second, too. One that does not know the question (it is no Triton) has no configuration to
+tell: `UNTOLD` is its models' trait, and the policy's word counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from contextvars import Context
+
+from backends.errors import BackendFailed, Failure
+from backends.request import Trait
+
+_FRESH_SECONDS = 60.0
+_SHORTLY_SECONDS = 1.0
+# A look-up beside a caller's own deadline; a healthy server needs a millisecond.
+ASK_SECONDS = 2.0
+# Names may be the callers', where a whole server is proxied.
+_MAX_MODELS = 1024
+
+
+UNTOLD = Trait(told=False)
+_Key = tuple[str, str]
+
+
+class _Entry:
+    __slots__ = ("trait", "until")
+
+    def __init__(self, trait: Trait | None, until: float) -> None:
+        self.trait = trait
+        self.until = until
+
+
+class Traits:
+    """The traits of the models of one server, which `ask(model, version)` asks; it raises Failure where it cannot."""
+
+    def __init__(self, ask: Callable[[str, str], Awaitable[Trait]], now: Callable[[], float]) -> None:
+        self._ask = ask
+        self._now = now
+        self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
+        self._asking: dict[_Key, asyncio.Task[Trait | None]] = {}
+
+    def known(self, model: str, version: str) -> Trait | None:
+        """What is known of a model; None where that is nothing. Costs one look-up."""
+        entry = self._entries.get((model, version))
+        if entry is None:
+            return None
+        if entry.until <= self._now() and entry.trait is not None:
+            self._begin((model, version))
+        return entry.trait
+
+    async def learn(self, model: str, version: str) -> Trait | None:
+        """What is known of a model, asked of the server where it has to be; None where that cannot tell now."""
+        key = model, version
+        entry = self._entries.get(key)
+        if entry is not None and (entry.trait is not None or entry.until > self._now()):
+            return self.known(model, version)
+        # Whoever leaves takes only itself along: others wait for the same answer.
+        return await asyncio.shield(self._begin(key))
+
+    def forget(self) -> None:
+        """Everything has to be asked anew."""
+        self._entries.clear()
+        # What is being asked was asked before: its answer is for those who wait, and is not kept.
+        self._asking.clear()
+
+    def close(self) -> None:
+        for task in self._asking.values():
+            task.cancel()
+
+    def _begin(self, key: _Key) -> asyncio.Task[Trait | None]:
+        task = self._asking.get(key)
+        if task is None:
+            # Of its own context, for it outlives the call that happened to be the first.
+            task = asyncio.get_running_loop().create_task(self._asked(key), context=Context())
+            self._asking[key] = task
+        return task
+
+    async def _asked(self, key: _Key) -> Trait | None:
+        task = asyncio.current_task()
+        trait: Trait | None = None
+        seconds = _SHORTLY_SECONDS
+        try:
+            trait, seconds = await self._ask(*key), _FRESH_SECONDS
+        except BackendFailed as failure:
+            if failure.status in ((12,) if failure.grpc else (405, 501)):
+                trait, seconds = UNTOLD, _FRESH_SECONDS
+            elif failure.status in ((3, 5) if failure.grpc else (400, 404)):
+                trait = Trait()
+        except Failure:  # asked again shortly
+            pass
+        if self._asking.get(key) is task:
+            del self._asking[key]
+            before = self._entries.get(key)
+            if trait is None and before is not None:
+                trait = before.trait
+            self._entries[key] = _Entry(trait, self._now() + seconds)
+            self._entries.move_to_end(key)
+            if len(self._entries) > _MAX_MODELS:
+                self._entries.popitem(last=False)
+        return trait
