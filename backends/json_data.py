@@ -1,7 +1,8 @@
 """A tensor's data as JSON has it, and back to bytes.
 
-Data may be flat or nested in any way, integers that are out of their datatype's range wrap (as Triton has it), NaN and
-Infinity pass, FP32 is printed as the double it is, and what is written is flat. FP16 and BF16 have no JSON form.
+Data may be flat or nested in any way, integers that are out of their datatype's range wrap as long as they fit 64 bits
+with or without a sign as their datatype has it (as in Triton), NaN and Infinity pass, FP32 is printed as the double it
+is, and what is written is flat. FP16 and BF16 have no JSON form.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from backends.errors import BadRequest, Failure
+from backends.errors import BadRequest, Failure, malformed
 from backends.request import Head
 from backends.tensor import ITEM_BYTES, Tensor, join_elements, shown, split_elements
 
@@ -28,7 +29,10 @@ _TYPECODES = {
 
 
 def from_json(head: Head, part: Any, fault: type[Failure]) -> bytes:
-    """The bytes of a tensor whose data is `part`: raw JSON, or nested lists. `fault` where it does not fit `head`."""
+    """The bytes of a tensor whose data is `part`: raw JSON, or nested lists.
+
+    `fault` where its datatype has no JSON form, and where the values do not fit it (a request's are then Malformed).
+    """
     if head.datatype in ("FP16", "BF16"):
         raise fault(f"{shown(head.name)}: {head.datatype} has no JSON form, send it as binary data")
     item = _item_type(head.datatype)
@@ -37,7 +41,7 @@ def from_json(head: Head, part: Any, fault: type[Failure]) -> bytes:
         return _pack(head.datatype, values if values is not None else _loosely(part, item))
     except (msgspec.MsgspecError, ValueError) as error:
         what = f"{shown(head.name)}: data does not fit {head.datatype} {shown(list(head.shape))}"
-        raise fault(f"{what}: {str(error)[:150]}") from None
+        raise malformed(fault)(f"{what}: {str(error)[:150]}") from None
 
 
 def _typed(head: Head, raw: msgspec.Raw, item: type) -> list[Any] | None:
@@ -98,8 +102,9 @@ def _pack(datatype: str, flat: list[Any]) -> bytes:
     try:
         return array(code, flat).tobytes()
     except OverflowError:
-        if any(not -(1 << 63) <= value < 1 << 64 for value in flat):
-            raise ValueError("expected integers of at most 64 bits") from None
+        low, high = (0, 1 << 64) if datatype.startswith("U") else (-(1 << 63), 1 << 63)
+        if any(not low <= value < high for value in flat):
+            raise ValueError(f"expected integers from {low} to {high - 1}") from None
         bits = 8 * ITEM_BYTES[datatype]
         wrapped = [value & ((1 << bits) - 1) for value in flat]
         return array(code.upper(), wrapped).tobytes()

@@ -15,6 +15,9 @@ from backends.tensor import shown
 
 # Deeper JSON than any tensor needs is hostile: Triton's parser recurses and dies.
 MAX_NESTING = 64
+# More keys than any call but an inference needs. Of `generate` each is an input or a parameter, whose time goes by the
+# square of their number: 100,000 keep a thread of Triton's busy for minutes.
+MAX_KEYS = 1 << 12
 
 _NO_STRUCTURE = bytes(byte for byte in range(256) if byte not in b'[]{}":')
 _LEVELS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
@@ -26,6 +29,11 @@ def too_deep(text: bytes) -> bool:
         return False
     steps = memoryview(_structure(text).translate(_LEVELS, b":")).cast("b")
     return max(accumulate(steps), default=0) > MAX_NESTING
+
+
+def too_wide(text: bytes) -> bool:
+    """Whether `text` has more than MAX_KEYS keys, in all its objects together."""
+    return text.count(b":") > MAX_KEYS and _structure(text).count(b":") > MAX_KEYS
 
 
 def require_unique_keys(text: bytes, keys: int) -> None:

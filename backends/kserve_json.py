@@ -17,33 +17,31 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from backends.errors import BadReply, BadRequest, Failure, Unsupported
+from backends.errors import BadReply, BadRequest, Failure, Unsupported, malformed
 from backends.json_data import from_json, to_json
 from backends.json_text import MAX_NESTING, loads_unique, require_unique_keys, too_deep
-from backends.parameters import check_parameters, passed_on
+from backends.parameters import OF_INPUT, OF_OUTPUT, OF_REQUEST, check_parameters, passed_on
 from backends.request import Answer, Head, Infer, Tensors, Wanted, Wire
-from backends.tensor import ITEM_BYTES, Bytes, Tensor, check, check_shape, shown
-
-_Value = bool | int | float | str
+from backends.tensor import ITEM_BYTES, MAX_TENSORS, Bytes, Tensor, check, check_shape, shown
 
 
 class _Tensor(msgspec.Struct):
     name: str
     datatype: str
     shape: list[int]
-    parameters: dict[str, _Value] = {}
+    parameters: dict[str, Any] = {}
     data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Output(msgspec.Struct):
     name: str
-    parameters: dict[str, _Value] = {}
+    parameters: dict[str, Any] = {}
 
 
 class _Request(msgspec.Struct):
     inputs: list[_Tensor]
     id: str = ""
-    parameters: dict[str, _Value] = {}
+    parameters: dict[str, Any] = {}
     outputs: list[_Output] = []
 
 
@@ -72,6 +70,8 @@ def read_request(data: bytes, header_length: int | None) -> Infer:
     doc, given = _read(text, _request_decoder, _Request, BadRequest)
     if not doc.inputs:
         raise BadRequest("request body: expected at least one input in 'inputs', got none")
+    if max(len(doc.inputs), len(doc.outputs)) > MAX_TENSORS:
+        raise BadRequest(f"request body: expected at most {MAX_TENSORS} inputs and as many outputs, got more")
     heads = tuple([Head(i.name, i.datatype, tuple(i.shape), i.parameters) for i in doc.inputs])
     if len(heads) > 1 and len({head.name for head in heads}) < len(heads):
         raise BadRequest("request body: two inputs have the same name")
@@ -82,11 +82,11 @@ def read_request(data: bytes, header_length: int | None) -> Infer:
                 f"input {shown(head.name)}: shared memory does not reach through the gateway, send the data"
             )
     parts = _locate(doc.inputs, given, data, header_length, "input", BadRequest)
-    check_parameters(doc.parameters)
+    check_parameters(doc.parameters, OF_REQUEST)
     for tensor in doc.inputs:
-        check_parameters(tensor.parameters)
+        check_parameters(tensor.parameters, OF_INPUT)
     for output in doc.outputs:
-        check_parameters(output.parameters)
+        check_parameters(output.parameters, OF_OUTPUT)
         if "shared_memory_region" in output.parameters:
             raise Unsupported(f"output {shown(output.name)}: shared memory does not reach through the gateway")
     inputs = Tensors(heads, Wire("http", data, header_length), lambda: _decode(heads, doc.inputs, parts, BadRequest))
@@ -207,6 +207,8 @@ def _text(data: bytes, header_length: int | None, fault: type[Failure]) -> bytes
         got = shown(header_length)
         raise fault(f"Inference-Header-Content-Length: expected 1 to {len(data)} (the body), got {got}")
     text = data if header_length is None else data[:header_length]
+    if not text:
+        raise fault("expected a KServe v2 JSON body, got an empty one")
     if too_deep(text):
         raise fault(f"JSON is nested more than {MAX_NESTING} levels deep")
     return text
@@ -244,7 +246,7 @@ def _keys(doc: _Request) -> int:
 
 def _malformed(error: Exception, fault: type[Failure]) -> NoReturn:
     whose = "the backend's reply: " if fault is BadReply else ""
-    raise fault(f"{whose}expected a KServe v2 JSON body: {str(error)[:200]}") from None
+    raise malformed(fault)(f"{whose}expected a KServe v2 JSON body: {str(error)[:200]}") from None
 
 
 def _locate(
@@ -264,8 +266,11 @@ def _locate(
             _large_enough(named, tensor, inline, fault)
             parts.append(inline)
             continue
+        if inline is not None and inline is not msgspec.UNSET:
+            raise fault(f"{_named(named)}: expected either 'data' or a 'binary_data_size' parameter, got both")
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise fault(f"{_named(named)}: expected binary_data_size to be an integer >= 0, got {shown(size)}")
+            what = f"{_named(named)}: expected binary_data_size to be an integer >= 0"
+            raise malformed(fault)(f"{what}, got {shown(size)}")
         if size > (left := len(data) - at):
             raise fault(f"{_named(named)}: binary_data_size is {shown(size)}, but only {left} bytes are left")
         item = ITEM_BYTES.get(tensor.datatype)
@@ -291,7 +296,7 @@ def _large_enough(named: tuple[str, str], tensor: _Tensor, inline: Any, fault: t
     elements = math.prod(tensor.shape)
     # An element is a character and a comma at the least; the brackets make up for the comma that the last one lacks.
     if len(memoryview(inline)) < 2 * elements:
-        raise fault(
+        raise malformed(fault)(
             f"{_named(named)}: shape {shown(tensor.shape)} asks for {elements} elements, 'data' is too short for them"
         )
 
@@ -306,7 +311,9 @@ def _decode(
 ) -> tuple[Tensor, ...]:
     decoded = []
     for head, tensor, part in zip(heads, tensors, parts, strict=True):
-        data = part if isinstance(part, memoryview) else from_json(head, part, fault)
+        binary = isinstance(part, memoryview)
+        data = part if binary else from_json(head, part, fault)
         parameters = passed_on(tensor.parameters) or None
-        decoded.append(check(Tensor(head.name, head.datatype, head.shape, data, parameters), fault))
+        made = Tensor(head.name, head.datatype, head.shape, data, parameters)
+        decoded.append(check(made, fault if binary else malformed(fault)))
     return tuple(decoded)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from backends.errors import BadRequest, Failure
+from backends.errors import BadRequest, Failure, malformed
 
 # Bytes per element; BYTES has no fixed size.
 ITEM_BYTES = {
@@ -23,6 +23,8 @@ DATATYPES = frozenset(ITEM_BYTES) | {"BYTES"}
 # A shape beyond these is an attack on whoever multiplies it; no model that we know comes near.
 MAX_RANK = 16
 MAX_ELEMENTS = 1 << 40
+# Of inputs, and of outputs. Triton's time for a request goes by the square of their number.
+MAX_TENSORS = 1 << 10
 
 Bytes = bytes | bytearray | memoryview
 
@@ -67,7 +69,7 @@ def check_shape(what: str, name: str, datatype: str, shape: tuple[int, ...], fau
     elements = 1
     for size in shape:
         if size < 0:
-            raise fault(f"{what} {shown(name)}: negative size in shape {shown(list(shape))}")
+            raise malformed(fault)(f"{what} {shown(name)}: negative size in shape {shown(list(shape))}")
         elements *= size or 1
     if elements > MAX_ELEMENTS:
         raise fault(f"{what} {shown(name)}: shape {shown(list(shape))} is absurdly large")

@@ -298,7 +298,8 @@ def _listening(policy: Policy, flags: dict[str, str | None]) -> Policy:
         if text is not None:
             try:
                 host = "127.0.0.1" if name == "admin" else "0.0.0.0"  # noqa: S104 - as the policy's defaults
-                listen = replace(listen, **{name: listener(text, host)})
+                at: Any = listener(text, host)
+                listen = replace(listen, **{name: at})
             except Wrong as error:
                 _die(f"--{name}: {error.wrong or f'got {text[:60]!r}'}; expected host:port, a port, or off")
     taken: dict[str, str] = {}

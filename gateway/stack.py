@@ -33,6 +33,7 @@ from gateway.admit import Admit, InFlight
 from gateway.metrics import Metrics
 from gateway.observe import MeasuredArm, MeasuredBatch, Observed, store_changed
 from gateway.relay import ReadOnly, Renamed
+from gateway.respond import STATUSES
 from gateway.telemetry import Tracing
 from gateway.traced import Traced, TracedBatch, TracedCall
 from policies import Policy
@@ -147,6 +148,7 @@ def build(policy: Policy, things: Things, tools: Tools) -> dict[str, Service]:
             metrics=tools.metrics,
             access_log=policy.telemetry.access_log,
             headers=policy.telemetry.response_headers,
+            statuses=STATUSES[policy.listen.compat],
             now=tools.now,
         )
         for protocol in ("http", "grpc")

@@ -30,10 +30,11 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from gateway.sockets import bound
 from policies import Policy
-from policies.spec import Backend, Listen
+from policies.spec import Address, Backend, Listen
 
 _log = logging.getLogger("headrace.workers")
 # A worker drains for 25 s, then closes what is open; Kubernetes kills 30 s after SIGTERM.
@@ -109,11 +110,11 @@ def reserve(listen: Listen, held: ExitStack) -> Listen:
 
     Raises OSError, naming the listener and its address, where one is taken.
     """
-    real = {}
+    real: dict[str, Any] = {}
     for name in (each.name for each in fields(listen)):
         address = getattr(listen, name)
-        if address is None:
-            continue
+        if not isinstance(address, Address):
+            continue  # off, or not an address at all
         try:
             # Alone first: another gateway's workers would let us join them, and take half of our callers.
             with bound(address) as alone:

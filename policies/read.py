@@ -25,6 +25,7 @@ from policies.problem import Findings, Place, Wrong
 from policies.reader import Scalar
 from policies.routes import ROUTE
 from policies.schema import (
+    choice,
     duration,
     flag,
     items,
@@ -118,6 +119,7 @@ LISTEN = section(
         "grpc": _listener("0.0.0.0"),  # noqa: S104
         "metrics": _listener("0.0.0.0"),  # noqa: S104
         "admin": _listener("127.0.0.1"),
+        "compat": choice("headrace", "triton"),
     },
     _distinct,
 )

@@ -47,6 +47,8 @@ class Listen:
     metrics: Address | None = Address("0.0.0.0", 8002)  # noqa: S104
     # Can change and drain the gateway: reachable from outside only by an operator's explicit wish.
     admin: Address | None = Address("127.0.0.1", 8003)
+    # Statuses of failures on http and grpc: our own, or Triton's where these differ, for clients that rely on them.
+    compat: Literal["headrace", "triton"] = "headrace"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from backends.errors import BackendFailed, BadRequest, Expired, Failure, NotFound, Rejected
+from backends.errors import BackendFailed, BadRequest, Expired, Failure, Malformed, NotFound, Rejected
 from backends.proto import kserve_pb2 as pb
 from backends.request import Answer, Infer, Relay, Reply, Request, RpcCall, Tensors, replace
 from backends.tensor import Tensor, join_elements
@@ -21,7 +21,7 @@ from backends.triton_grpc import TritonGrpc
 from gateway.grpc import GrpcEdge
 
 SERVICE = "/inference.GRPCInferenceService/"
-CODES = {BadRequest: 3, Expired: 4, NotFound: 5, Rejected: 8}
+CODES = {BadRequest: 3, Malformed: 3, Expired: 4, NotFound: 5, Rejected: 8}
 
 
 def status(failure: Failure) -> tuple[int, str, tuple[tuple[str, str], ...]]:
