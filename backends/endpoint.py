@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from backends import rows
+from backends.classified import STREAM, check, checked, classifies
 from backends.errors import BadRequest, Expired, TooSlow, Unreachable, Unsupported
 from backends.request import Hop, HttpCall, Infer, Reply, Request, RpcCall, Service, replace
 from backends.stream import watched
@@ -103,10 +104,16 @@ class Endpoint:
         streams = False
         try:
             if request.stream:
+                if isinstance(request.content, RpcCall) and request.content.method == STREAM:
+                    messages = checked(client, request, request.content.messages)
+                    request = replace(request, content=replace(request.content, messages=messages))
                 async with asyncio.timeout(self._timeout):
                     reply = await client(request)
             else:
-                reply = await client(replace(request, deadline=own) if own < request.deadline else request)
+                call = replace(request, deadline=own) if own < request.deadline else request
+                if isinstance(call.content, Infer) and call.content.outputs and classifies(call.content):
+                    await check(client, call, call.content, grpc=client is self._grpc)
+                reply = await client(call)
             stream = watched(reply, self._left, self._timeout if request.stream else None)
             streams = stream is not None
             # Whoever put a batch together knows its rows.
