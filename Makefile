@@ -2,7 +2,8 @@
 #
 #   make demo          everything set up and started, the main job done, then it stays up (ONCE=1: it exits)
 #   make test          everything that CI runs
-#   make soak          100 policy edits under load, Redis killed in the middle
+#   make soak          100 policy edits under load, Redis killed in the middle; 20,000 calls, most of them bad,
+#                      compared with what a Triton says of them
 #
 # ARGS are passed on: make demo ARGS="--http 127.0.0.1:9000"
 
@@ -32,6 +33,7 @@ integration: $(VENV)/.installed redis
 # The long forms of what `integration` runs a tenth of.
 soak: $(VENV)/.installed redis
 	HEADRACE_SOAK=1 $(BIN)/python -m pytest -s tests/e2e/test_edits.py
+	HEADRACE_SOAK=1 $(BIN)/python -m pytest -s tests/integration/test_differential_fuzz.py
 
 $(VENV)/.installed: pyproject.toml deploy/environment.sh
 	sh deploy/environment.sh $(VENV)

@@ -26,7 +26,7 @@ from backends.parameters import ENCODING, MAX_PARAMETERS, OF_OUTPUT, OF_REQUEST,
 from backends.proto import kserve_pb2 as pb
 from backends.proto import wire
 from backends.request import HOP_BY_HOP, Answer, Head, Infer, Parameters, Tensors, Wanted, Wire
-from backends.tensor import MAX_RANK, MAX_TENSORS, Bytes, Tensor, check, check_shape, join_elements, shown
+from backends.tensor import MAX_RANK, MAX_TENSORS, Bytes, Tensor, check, check_name, check_shape, join_elements, shown
 
 _OF_REQUEST = {name: what for name, what in OF_REQUEST.items() if name not in ENCODING}
 _OF_OUTPUT = {name: what for name, what in OF_OUTPUT.items() if name not in ENCODING}
@@ -59,6 +59,7 @@ def read_request(data: bytes) -> tuple[str, str, Infer]:
     check_parameters(call_parameters, _OF_REQUEST, BadRequest)
     for output in outputs:
         check_parameters(output.parameters, _OF_OUTPUT, BadRequest)
+        check_name("output", output.name)
     for name, parameters in [(h.name, h.parameters) for h in heads] + [(o.name, o.parameters) for o in outputs]:
         if "shared_memory_region" in parameters:
             raise Unsupported(f"{shown(name)}: shared memory does not reach through the gateway, send the data")

@@ -22,7 +22,7 @@ from backends.json_data import from_json, to_json
 from backends.json_text import MAX_NESTING, loads_unique, require_unique_keys, too_deep
 from backends.parameters import OF_INPUT, OF_OUTPUT, OF_REQUEST, check_parameters, passed_on
 from backends.request import Answer, Head, Infer, Tensors, Wanted, Wire
-from backends.tensor import ITEM_BYTES, MAX_TENSORS, Bytes, Tensor, check, check_shape, shown
+from backends.tensor import ITEM_BYTES, MAX_TENSORS, Bytes, Tensor, check, check_name, check_shape, shown
 
 
 class _Tensor(msgspec.Struct):
@@ -87,6 +87,7 @@ def read_request(data: bytes, header_length: int | None) -> Infer:
         check_parameters(tensor.parameters, OF_INPUT)
     for output in doc.outputs:
         check_parameters(output.parameters, OF_OUTPUT)
+        check_name("output", output.name)
         if "shared_memory_region" in output.parameters:
             raise Unsupported(f"output {shown(output.name)}: shared memory does not reach through the gateway")
     inputs = Tensors(heads, Wire("http", data, header_length), lambda: _decode(heads, doc.inputs, parts, BadRequest))
@@ -160,8 +161,9 @@ def write_reply(answer: Answer, asked: Infer, model: str) -> tuple[int | None, l
     if answer.parameters:
         document["parameters"] = answer.parameters
     outputs, tail = [], []
-    binary_by_default = asked.parameters.get("binary_data_output") is True
-    flags = {o.name: o.parameters.get("binary_data", binary_by_default) is True for o in asked.outputs}
+    # As Triton has it: the default is for calls that name no outputs, and of an output named twice the first counts.
+    binary_by_default = asked.parameters.get("binary_data_output") is True and not asked.outputs
+    flags = {o.name: o.parameters.get("binary_data") is True for o in reversed(asked.outputs)}
     for tensor in answer.outputs.decoded:
         output: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
         if flags.get(tensor.name, binary_by_default):
@@ -315,5 +317,6 @@ def _decode(
         data = part if binary else from_json(head, part, fault)
         parameters = passed_on(tensor.parameters) or None
         made = Tensor(head.name, head.datatype, head.shape, data, parameters)
-        decoded.append(check(made, fault if binary else malformed(fault)))
+        # To Triton text that was read and then miscounted is a contradiction, as it is in binary.
+        decoded.append(check(made, fault if binary or head.datatype == "BYTES" else malformed(fault)))
     return tuple(decoded)

@@ -63,6 +63,8 @@ _LOST = re.compile(
 _BUSY = re.compile(r"exceeds maximum queue size|request timeout expired", re.IGNORECASE)
 # Our own side's words for a reply beyond `max_message_bytes`; the backend did what it was asked.
 _OVERSIZE = re.compile(r"received message larger than max", re.IGNORECASE)
+# And those for an error that is itself too long, a stack trace or what it quotes: it says anything but busy.
+_LONG_ERROR = re.compile(r"received metadata size exceeds", re.IGNORECASE)
 # Longer messages than this are a model's stack trace; a header block that holds them may be refused by the caller.
 _MAX_MESSAGE = 1000
 
@@ -221,6 +223,8 @@ class TritonGrpc:
             return Expired("backend")
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _OVERSIZE.search(text):
             return BadReply(f"{where}; expected a reply of at most {self._max_message_bytes} bytes")
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _LONG_ERROR.search(text):
+            return BackendFailed("the backend failed, with an error too long for gRPC", 2, grpc=True)
         if code is grpc.StatusCode.UNAVAILABLE:
             if _BUSY.search(text):
                 return Rejected(where)

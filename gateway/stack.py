@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 from backends.endpoint import Endpoint
 from backends.errors import NotFound
 from backends.request import Infer, Reply, Request, Service
+from backends.tensor import MAX_NAME
 from cache.cached import Cached
 from cache.store import MemoryStore, Store
 from gateway.admit import Admit, InFlight
@@ -311,6 +312,8 @@ class Switch:
         self._general = general
 
     async def __call__(self, request: Request, /) -> Reply:
+        if len(request.model) + len(request.version) > MAX_NAME:
+            raise NotFound(f"unknown model: '{request.model[:128]}...' is longer than a model's name can be")
         route = self._routes.get(request.model)
         if route is not None:
             infer, plain = route

@@ -135,7 +135,15 @@ def test_a_reply_is_read_back_whatever_form_was_asked_for(outputs: list[Any], da
     assert (read.model, read.version, read.id) == ("public", "3", asked.id)
     for output in json.loads(body[:length])["outputs"]:
         flag = flags[output["name"]]
-        assert ("data" not in output) == (default is True if flag is None else flag)
+        assert ("data" not in output) == (flag is True)
+
+
+@given(tensors(text=True), st.none() | st.booleans())
+def test_a_reply_to_a_call_that_names_no_outputs_is_binary_where_that_is_the_default(output: Any, default: Any) -> None:
+    asked = Infer(Tensors.of(()), (), {} if default is None else {"binary_data_output": default})
+    length, parts = write_reply(Answer(Tensors.of((output,)), "m", "1"), asked, "m")
+    (written,) = json.loads(b"".join(parts)[:length])["outputs"]
+    assert ("data" not in written) == (default is True)
 
 
 # What is looked for in the text

@@ -348,7 +348,7 @@ def test_a_touched_request_is_binary_and_asks_for_binary() -> None:
         ({}, (), (False, False)),
         ({"binary_data_output": True}, (), (True, True)),
         ({}, (Wanted("a", {"binary_data": True}), Wanted("b")), (True, False)),
-        ({"binary_data_output": True}, (Wanted("a", {"binary_data": False}), Wanted("b")), (False, True)),
+        ({"binary_data_output": True}, (Wanted("a", {"binary_data": False}), Wanted("b")), (False, False)),
         ({"binary_data_output": False}, (Wanted("b", {"binary_data": True}),), (False, True)),
     ],
 )
