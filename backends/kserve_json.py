@@ -230,7 +230,9 @@ def _read(
             _malformed(error, fault)
     try:
         loose = loads_unique(text)
-        given = [tensor.pop("data", None) for tensor in loose.get("inputs" if kind is _Request else "outputs", ())]
+        given = [
+            tensor.pop("data", msgspec.UNSET) for tensor in loose.get("inputs" if kind is _Request else "outputs", ())
+        ]
         doc = msgspec.convert(loose, kind)
         _encoder.encode(doc)  # fails on lone surrogates, which only the standard library lets in
         return doc, given
@@ -263,12 +265,12 @@ def _locate(
         size = tensor.parameters.get("binary_data_size")
         inline = tensor.data if given is None else given[i]
         if size is None:
-            if inline is None or inline is msgspec.UNSET:
+            if inline is msgspec.UNSET:
                 raise fault(f"{_named(named)}: expected 'data' or a 'binary_data_size' parameter, got neither")
             _large_enough(named, tensor, inline, fault)
             parts.append(inline)
             continue
-        if inline is not None and inline is not msgspec.UNSET:
+        if inline is not msgspec.UNSET:
             raise fault(f"{_named(named)}: expected either 'data' or a 'binary_data_size' parameter, got both")
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
             what = f"{_named(named)}: expected binary_data_size to be an integer >= 0"

@@ -110,7 +110,8 @@ def sound(seed: int, chance: random.Random) -> HttpCall:
             chance.choice([{"priority": 1}, {"a": 1.5}, {"b": True, "c": "d"}])
         )
     if chance.random() < 0.2:
-        document["outputs"] = [{"name": output(entry["name"])} for entry in call.inputs]
+        binary = {"parameters": {"binary_data": True}} if "FP16" in kinds else {}
+        document["outputs"] = [{"name": output(entry["name"]), **binary} for entry in call.inputs]
     if chance.random() < 0.15:
         encoding, encode = chance.choice([("gzip", gzip.compress), ("deflate", zlib.compress)])
         call.headers["Content-Encoding"] = encoding

@@ -95,3 +95,10 @@ def test_an_error_that_grpc_drops_for_its_length_is_not_taken_for_busy() -> None
             await server.stop(0)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("more", [b"1", b"NaN"])
+def test_data_that_is_null_is_malformed_and_not_missing(more: bytes) -> None:
+    body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[3],"data":null}],"more":%b}' % more
+    with pytest.raises(Malformed):
+        read_request(body, None).inputs.decoded  # noqa: B018
