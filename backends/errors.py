@@ -26,6 +26,13 @@ class BadRequest(Failure):
     """The request is malformed, or contradicts itself."""
 
 
+class Malformed(BadRequest):
+    """What came is not of the type that it must be: no JSON, no protobuf, text or a negative number for a size.
+
+    Told apart because Triton answers it as if it were the server's own fault.
+    """
+
+
 class NotFound(Failure):
     """No such model, version or path."""
 
@@ -138,6 +145,11 @@ class SequenceLost(Failure):
 
 class BadReply(Failure):
     """The backend broke the protocol: what it answered cannot be what was asked."""
+
+
+def malformed(fault: type[Failure]) -> type[Failure]:
+    """`fault` (BadRequest, or a reply's BadReply) for what is not even of its type."""
+    return Malformed if fault is BadRequest else fault
 
 
 # What a server may fail with for its own reasons, so that another may do better.

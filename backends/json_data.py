@@ -1,8 +1,8 @@
 """A tensor's data as JSON has it, and back to bytes.
 
-Data may be flat or nested in any way, integers that are out of their datatype's range wrap (as Triton has it), NaN and
-Infinity pass, FP32 is printed as the double it is, and what is written is flat. FP16 and BF16 have no JSON form, and
-are refused in Triton's words.
+Data may be flat or nested in any way, integers that are out of their datatype's range wrap as long as they fit 64 bits
+with or without a sign as their datatype has it (as in Triton), NaN and Infinity pass, FP32 is printed as the double it
+is, and what is written is flat. FP16 and BF16 have no JSON form, and are refused in Triton's words.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from backends.errors import BadRequest, Failure
+from backends.errors import BadRequest, Failure, malformed
 from backends.request import Head
 from backends.tensor import ITEM_BYTES, Tensor, join_elements, shown, split_elements
 
@@ -30,7 +30,10 @@ _BINARY_ONLY = frozenset({"FP16", "BF16"})
 
 
 def from_json(head: Head, part: Any, fault: type[Failure]) -> bytes:
-    """The bytes of a tensor whose data is `part`: raw JSON, or nested lists. `fault` where it does not fit `head`."""
+    """The bytes of a tensor whose data is `part`: raw JSON, or nested lists.
+
+    `fault` where its datatype has no JSON form, and where the values do not fit it (a request's are then Malformed).
+    """
     if head.datatype in _BINARY_ONLY and 0 not in head.shape:
         raise fault(
             f"receiving {head.datatype} data via JSON is not supported. "
@@ -42,7 +45,7 @@ def from_json(head: Head, part: Any, fault: type[Failure]) -> bytes:
         return _pack(head.datatype, values if values is not None else _loosely(part, item))
     except (msgspec.MsgspecError, ValueError) as error:
         what = f"{shown(head.name)}: data does not fit {head.datatype} {shown(list(head.shape))}"
-        raise fault(f"{what}: {str(error)[:150]}") from None
+        raise malformed(fault)(f"{what}: {str(error)[:150]}") from None
 
 
 def _typed(head: Head, raw: msgspec.Raw, item: type) -> list[Any] | None:
@@ -107,8 +110,9 @@ def _pack(datatype: str, flat: list[Any]) -> bytes:
     try:
         return array(code, flat).tobytes()
     except OverflowError:
-        if any(not -(1 << 63) <= value < 1 << 64 for value in flat):
-            raise ValueError("expected integers of at most 64 bits") from None
+        low, high = (0, 1 << 64) if datatype.startswith("U") else (-(1 << 63), 1 << 63)
+        if any(not low <= value < high for value in flat):
+            raise ValueError(f"expected integers from {low} to {high - 1}") from None
         bits = 8 * ITEM_BYTES[datatype]
         wrapped = [value & ((1 << bits) - 1) for value in flat]
         return array(code.upper(), wrapped).tobytes()

@@ -22,15 +22,24 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from backends.errors import BadReply, BadRequest, Failure
-from backends.parameters import REGION, check_parameters, passed_on
+from backends.errors import BadReply, BadRequest, Failure, Malformed, NotFound, malformed
+from backends.parameters import (
+    ENCODING,
+    MAX_PARAMETERS,
+    OF_INPUT,
+    OF_OUTPUT,
+    OF_REQUEST,
+    REGION,
+    check_parameters,
+    passed_on,
+)
 from backends.proto import kserve_pb2 as pb
 from backends.proto import wire
 from backends.request import HOP_BY_HOP, Answer, Head, Infer, Metadata, Parameters, Tensors, Trait, Wanted, Wire
-from backends.tensor import MAX_RANK, Bytes, Tensor, check, check_shape, join_elements, shown
+from backends.tensor import MAX_RANK, MAX_TENSORS, Bytes, Tensor, check, check_name, check_shape, join_elements, shown
 
-# Each becomes Python objects, so that a body full of them would be hostile. No model comes near this.
-MAX_PARAMETERS = 1 << 10
+_OF_REQUEST = {name: what for name, what in OF_REQUEST.items() if name not in ENCODING}
+_OF_OUTPUT = {name: what for name, what in OF_OUTPUT.items() if name not in ENCODING}
 
 # Field numbers of both messages alike, then those of the raw contents.
 _MODEL, _VERSION, _ID = 1, 2, 3
@@ -47,9 +56,11 @@ def read_request(data: bytes) -> tuple[str, str, Infer]:
     """
     message, raw = _parse(data, _RAW_INPUTS, pb.ModelInferRequest, BadRequest)
     if not message.model_name:
-        raise BadRequest("ModelInferRequest: expected a model_name, got an empty one")
+        raise NotFound("ModelInferRequest: expected a model_name, got an empty one")
     if not message.inputs:
         raise BadRequest("ModelInferRequest: expected at least one input, got none")
+    if max(len(message.inputs), len(message.outputs)) > MAX_TENSORS:
+        raise BadRequest(f"ModelInferRequest: expected at most {MAX_TENSORS} inputs and as many outputs, got more")
     heads = _heads("input", message.inputs, BadRequest)
     if len({head.name for head in heads}) < len(heads):
         raise BadRequest("ModelInferRequest: two inputs have the same name")
@@ -58,11 +69,15 @@ def read_request(data: bytes) -> tuple[str, str, Infer]:
     sequence = call_parameters.get("sequence_id", 0)
     if isinstance(sequence, int) and sequence < 0:
         call_parameters["sequence_id"] = sequence % (1 << 64)  # Triton takes the bits of an int64 for those of a uint64
-    check_parameters(call_parameters)
+    check_parameters(call_parameters, _OF_REQUEST, BadRequest)
     regions = False
-    for parameters in [h.parameters for h in heads] + [o.parameters for o in outputs]:
-        check_parameters(parameters)
-        regions = regions or REGION in parameters
+    for head in heads:
+        check_parameters(head.parameters, OF_INPUT, BadRequest)
+        regions = regions or REGION in head.parameters
+    for output in outputs:
+        check_parameters(output.parameters, _OF_OUTPUT, BadRequest)
+        check_name("output", output.name)
+        regions = regions or REGION in output.parameters
     inputs: Sequence[_WireTensor] = message.inputs
     sent = heads
     if regions:
@@ -153,7 +168,7 @@ def named(method: str, message: bytes) -> tuple[str, str]:
                 found[key >> 3] = message[start:end]
         return found[model].decode(), found[version].decode()
     except ValueError as error:
-        raise BadRequest(f"{method}: expected its protobuf message: {error}"[:300]) from None
+        raise Malformed(f"{method}: expected its protobuf message: {error}"[:300]) from None
 
 
 def rename(method: str, message: bytes, model: str, version: str) -> bytes:
@@ -299,7 +314,7 @@ def _parse(
         return kind.FromString(b"".join(pieces)), raw
     except (ValueError, DecodeError) as error:
         text = " ".join(str(error).split())[:200]
-        raise fault(f"expected a {kind.DESCRIPTOR.name} as protobuf: {text}") from None
+        raise malformed(fault)(f"expected a {kind.DESCRIPTOR.name} as protobuf: {text}") from None
 
 
 def _heads(what: str, tensors: Sequence[_WireTensor], fault: type[Failure]) -> tuple[Head, ...]:

@@ -17,33 +17,31 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from backends.errors import BadReply, BadRequest, Failure
+from backends.errors import BadReply, BadRequest, Failure, malformed
 from backends.json_data import from_json, to_json
 from backends.json_text import MAX_NESTING, loads_unique, require_unique_keys, too_deep
-from backends.parameters import REGION, check_parameters, passed_on
+from backends.parameters import OF_INPUT, OF_OUTPUT, OF_REQUEST, REGION, check_parameters, passed_on
 from backends.request import Answer, Head, Infer, Tensors, Wanted, Wire
-from backends.tensor import ITEM_BYTES, Bytes, Tensor, check, check_shape, shown
-
-_Value = bool | int | float | str
+from backends.tensor import ITEM_BYTES, MAX_TENSORS, Bytes, Tensor, check, check_name, check_shape, shown
 
 
 class _Tensor(msgspec.Struct):
     name: str
     datatype: str
     shape: list[int]
-    parameters: dict[str, _Value] = {}
+    parameters: dict[str, Any] = {}
     data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Output(msgspec.Struct):
     name: str
-    parameters: dict[str, _Value] = {}
+    parameters: dict[str, Any] = {}
 
 
 class _Request(msgspec.Struct):
     inputs: list[_Tensor]
     id: str = ""
-    parameters: dict[str, _Value] = {}
+    parameters: dict[str, Any] = {}
     outputs: list[_Output] = []
 
 
@@ -72,19 +70,22 @@ def read_request(data: bytes, header_length: int | None) -> Infer:
     doc, given = _read(text, _request_decoder, _Request, BadRequest)
     if not doc.inputs:
         raise BadRequest("request body: expected at least one input in 'inputs', got none")
+    if max(len(doc.inputs), len(doc.outputs)) > MAX_TENSORS:
+        raise BadRequest(f"request body: expected at most {MAX_TENSORS} inputs and as many outputs, got more")
     heads = tuple([Head(i.name, i.datatype, tuple(i.shape), i.parameters) for i in doc.inputs])
     if len(heads) > 1 and len({head.name for head in heads}) < len(heads):
         raise BadRequest("request body: two inputs have the same name")
     for head in heads:
         check_shape("input", head.name, head.datatype, head.shape)
     parts = _locate(doc.inputs, given, data, header_length, "input", BadRequest)
-    check_parameters(doc.parameters)
+    check_parameters(doc.parameters, OF_REQUEST)
     regions = False
     for tensor in doc.inputs:
-        check_parameters(tensor.parameters)
+        check_parameters(tensor.parameters, OF_INPUT)
         regions = regions or REGION in tensor.parameters
     for output in doc.outputs:
-        check_parameters(output.parameters)
+        check_parameters(output.parameters, OF_OUTPUT)
+        check_name("output", output.name)
         regions = regions or REGION in output.parameters
     inputs = Tensors(heads, Wire("http", data, header_length), lambda: _decode(heads, doc.inputs, parts, BadRequest))
     if given is not None:
@@ -157,9 +158,9 @@ def write_reply(answer: Answer, asked: Infer, model: str) -> tuple[int | None, l
     if answer.parameters:
         document["parameters"] = answer.parameters
     outputs, tail = [], []
-    # Triton asks `binary_data_output` about outputs that are not listed only.
-    binary_by_default = not asked.outputs and asked.parameters.get("binary_data_output") is True
-    flags = {o.name: o.parameters.get("binary_data") is True for o in asked.outputs}
+    # As Triton has it: the default is for calls that name no outputs, and of an output named twice the first counts.
+    binary_by_default = asked.parameters.get("binary_data_output") is True and not asked.outputs
+    flags = {o.name: o.parameters.get("binary_data") is True for o in reversed(asked.outputs)}
     for tensor in answer.outputs.decoded:
         output: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
         if flags.get(tensor.name, binary_by_default):
@@ -206,6 +207,8 @@ def _text(data: bytes, header_length: int | None, fault: type[Failure]) -> bytes
         got = shown(header_length)
         raise fault(f"Inference-Header-Content-Length: expected 1 to {len(data)} (the body), got {got}")
     text = data if header_length is None else data[:header_length]
+    if not text:
+        raise fault("expected a KServe v2 JSON body, got an empty one")
     if too_deep(text):
         raise fault(f"JSON is nested more than {MAX_NESTING} levels deep")
     return text
@@ -225,7 +228,9 @@ def _read(
             _malformed(error, fault)
     try:
         loose = loads_unique(text)
-        given = [tensor.pop("data", None) for tensor in loose.get("inputs" if kind is _Request else "outputs", ())]
+        given = [
+            tensor.pop("data", msgspec.UNSET) for tensor in loose.get("inputs" if kind is _Request else "outputs", ())
+        ]
         doc = msgspec.convert(loose, kind)
         _encoder.encode(doc)  # fails on lone surrogates, which only the standard library lets in
         return doc, given
@@ -243,7 +248,7 @@ def _keys(doc: _Request) -> int:
 
 def _malformed(error: Exception, fault: type[Failure]) -> NoReturn:
     whose = "the backend's reply: " if fault is BadReply else ""
-    raise fault(f"{whose}expected a KServe v2 JSON body: {str(error)[:200]}") from None
+    raise malformed(fault)(f"{whose}expected a KServe v2 JSON body: {str(error)[:200]}") from None
 
 
 def _locate(
@@ -252,7 +257,7 @@ def _locate(
 ) -> list[Any]:  # fmt: skip
     """Where each tensor's data is: raw JSON, a Python list, or a view of the binary part. Lengths must add up.
 
-    None stands for a region of shared memory.
+    UNSET stands for a region of shared memory.
     """
     parts: list[Any] = []
     at = header_length if header_length is not None else len(data)
@@ -261,18 +266,21 @@ def _locate(
         size = tensor.parameters.get("binary_data_size")
         inline = tensor.data if given is None else given[i]
         if REGION in tensor.parameters:
-            if size is not None or (inline is not None and inline is not msgspec.UNSET):
+            if size is not None or inline is not msgspec.UNSET:
                 raise fault(f"{_named(named)}: expected its data or a shared memory region, got both")
-            parts.append(None)
+            parts.append(msgspec.UNSET)
             continue
         if size is None:
-            if inline is None or inline is msgspec.UNSET:
+            if inline is msgspec.UNSET:
                 raise fault(f"{_named(named)}: expected 'data' or a 'binary_data_size' parameter, got neither")
             _large_enough(named, tensor, inline, fault)
             parts.append(inline)
             continue
+        if inline is not msgspec.UNSET:
+            raise fault(f"{_named(named)}: expected either 'data' or a 'binary_data_size' parameter, got both")
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise fault(f"{_named(named)}: expected binary_data_size to be an integer >= 0, got {shown(size)}")
+            what = f"{_named(named)}: expected binary_data_size to be an integer >= 0"
+            raise malformed(fault)(f"{what}, got {shown(size)}")
         if size > (left := len(data) - at):
             raise fault(f"{_named(named)}: binary_data_size is {shown(size)}, but only {left} bytes are left")
         item = ITEM_BYTES.get(tensor.datatype)
@@ -298,7 +306,7 @@ def _large_enough(named: tuple[str, str], tensor: _Tensor, inline: Any, fault: t
     elements = math.prod(tensor.shape)
     # An element is a character and a comma at the least; the brackets make up for the comma that the last one lacks.
     if len(memoryview(inline)) < 2 * elements:
-        raise fault(
+        raise malformed(fault)(
             f"{_named(named)}: shape {shown(tensor.shape)} asks for {elements} elements, 'data' is too short for them"
         )
 
@@ -313,9 +321,12 @@ def _decode(
 ) -> tuple[Tensor, ...]:
     decoded = []
     for head, tensor, part in zip(heads, tensors, parts, strict=True):
-        if part is None:
+        if part is msgspec.UNSET:
             continue  # it is in shared memory
-        data = part if isinstance(part, memoryview) else from_json(head, part, fault)
+        binary = isinstance(part, memoryview)
+        data = part if binary else from_json(head, part, fault)
         parameters = passed_on(tensor.parameters) or None
-        decoded.append(check(Tensor(head.name, head.datatype, head.shape, data, parameters), fault))
+        made = Tensor(head.name, head.datatype, head.shape, data, parameters)
+        # To Triton text that was read and then miscounted is a contradiction, as it is in binary.
+        decoded.append(check(made, fault if binary or head.datatype == "BYTES" else malformed(fault)))
     return tuple(decoded)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from backends.errors import BadRequest
+from backends.errors import BadRequest, Malformed
 from backends.tensor import shown
 
 # How a body is encoded; never passed on to a backend as if it were the caller's.
@@ -38,35 +38,50 @@ def sequence(parameters: Mapping[str, Any]) -> Sequence | None:
     return Sequence(name, parameters.get("sequence_start") is True, parameters.get("sequence_end") is True)
 
 
+_VALUES: Any = (bool, int, float, str)
 _UNSIGNED = "an integer from 0 to 2^64 - 1"
 _FLAG = "true or false"
 _TEXT = "a string"
-# Parameters that mean something to us or to Triton, and what each must be.
-RESERVED = {
-    "timeout": _UNSIGNED, "priority": _UNSIGNED, "binary_data_size": _UNSIGNED, "sequence_start": _FLAG,
-    "sequence_end": _FLAG, "binary_data": _FLAG, "binary_data_output": _FLAG,
-    "sequence_id": f"{_UNSIGNED}, or a string", REGION: _TEXT, "shared_memory_offset": _UNSIGNED,
-    "shared_memory_byte_size": _UNSIGNED,
+_OF_REGION = {REGION: _TEXT, "shared_memory_offset": _UNSIGNED, "shared_memory_byte_size": _UNSIGNED}
+# Parameters that mean something to us or to Triton, where they do, and what each must be.
+OF_REQUEST = {
+    "timeout": _UNSIGNED, "priority": _UNSIGNED, "sequence_start": _FLAG, "sequence_end": _FLAG,
+    "binary_data_output": _FLAG, "sequence_id": f"{_UNSIGNED}, or a string",
 }  # fmt: skip
+OF_INPUT = _OF_REGION  # `binary_data_size` is compared with what there is
+OF_OUTPUT = {"classification": _UNSIGNED, "binary_data": _FLAG, **_OF_REGION}
+RESERVED = frozenset(OF_REQUEST) | frozenset(OF_OUTPUT) | {"binary_data_size"}
+
+# Each becomes Python objects, and costs Triton time by the square of their number. No model comes near this.
+MAX_PARAMETERS = 1 << 10
 
 
-def check_parameters(parameters: Mapping[str, Any]) -> None:
-    """BadRequest where a reserved parameter is not what it must be (Triton answers 500), or an integer is too large."""
+def check_parameters(
+    parameters: Mapping[str, Any], reserved: Mapping[str, str], fault: type[BadRequest] = Malformed
+) -> None:
+    """`fault` where a `reserved` parameter is not what it must be, BadRequest where any is no value, or one too many.
+
+    Those that say how an HTTP body is encoded mean nothing elsewhere: gRPC's codec leaves them out of `reserved`.
+    """
     if not parameters:
         return
+    if len(parameters) > MAX_PARAMETERS:
+        raise BadRequest(f"expected at most {MAX_PARAMETERS} parameters, got {len(parameters)}")
     for name, value in parameters.items():
         number = isinstance(value, int) and not isinstance(value, bool)
-        if number and not -(1 << 63) <= value < 1 << 64:
+        if number and name not in reserved and not -(1 << 63) <= value < 1 << 64:
             raise BadRequest(f"parameter {shown(name)}: expected an integer of at most 64 bits, got {shown(value)}")
-        expected = RESERVED.get(name)
+        if not isinstance(value, _VALUES):
+            raise BadRequest(f"parameter {shown(name)}: expected a bool, a number or a string, got {shown(value)}")
+        expected = reserved.get(name)
         if expected is None:
             continue
         if expected is _TEXT:
             fits = isinstance(value, str)
         else:
-            fits = isinstance(value, bool) if expected is _FLAG else number and value >= 0
+            fits = isinstance(value, bool) if expected is _FLAG else number and 0 <= value < 1 << 64
         if not fits and not (name == "sequence_id" and isinstance(value, str)):
-            raise BadRequest(f"parameter '{name}': expected {expected}, got {shown(value)}")
+            raise fault(f"parameter '{name}': expected {expected}, got {shown(value)}")
 
 
 def passed_on(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from backends.errors import BadRequest, Failure
+from backends.errors import BadRequest, Failure, malformed
 
 # Bytes per element; BYTES has no fixed size.
 ITEM_BYTES = {
@@ -23,6 +23,10 @@ DATATYPES = frozenset(ITEM_BYTES) | {"BYTES"}
 # A shape beyond these is an attack on whoever multiplies it; no model that we know comes near.
 MAX_RANK = 16
 MAX_ELEMENTS = 1 << 40
+# Of an input's or an output's name. Servers quote it, and gRPC drops an error that is longer than 16 KiB.
+MAX_NAME = 1024
+# Of inputs, and of outputs. Triton's time for a request goes by the square of their number.
+MAX_TENSORS = 1 << 10
 
 Bytes = bytes | bytearray | memoryview
 
@@ -56,10 +60,17 @@ def shown(value: object) -> str:
     return text if len(text) <= 64 else text[:61] + "..."
 
 
+def check_name(what: str, name: str, fault: type[Failure] = BadRequest) -> None:
+    """`fault` where the name of a tensor is absurdly long. `what` is `input` or `output`."""
+    if len(name) > MAX_NAME:
+        raise fault(f"{what} {shown(name)}: expected a name of at most {MAX_NAME} characters, got {len(name)}")
+
+
 def check_shape(what: str, name: str, datatype: str, shape: tuple[int, ...], fault: type[Failure] = BadRequest) -> None:
     """`fault` where a tensor of this head cannot exist. `what` is `input` or `output`."""
     if not name:
         raise fault(f"{what}: expected a name, got an empty one")
+    check_name(what, name, fault)
     if datatype not in DATATYPES:
         raise fault(f"{what} {shown(name)}: unknown datatype {shown(datatype)}")
     if len(shape) > MAX_RANK:
@@ -67,7 +78,7 @@ def check_shape(what: str, name: str, datatype: str, shape: tuple[int, ...], fau
     elements = 1
     for size in shape:
         if size < 0:
-            raise fault(f"{what} {shown(name)}: negative size in shape {shown(list(shape))}")
+            raise malformed(fault)(f"{what} {shown(name)}: negative size in shape {shown(list(shape))}")
         elements *= size or 1
     if elements > MAX_ELEMENTS:
         raise fault(f"{what} {shown(name)}: shape {shown(list(shape))} is absurdly large")

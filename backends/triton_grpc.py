@@ -65,6 +65,8 @@ _LOST = re.compile(
 _BUSY = re.compile(r"exceeds maximum queue size|request timeout expired", re.IGNORECASE)
 # Our own side's words for a reply beyond `max_message_bytes`; the backend did what it was asked.
 _OVERSIZE = re.compile(r"CLIENT: received message larger than max", re.IGNORECASE)
+# And those for an error that is itself too long, a stack trace or what it quotes: it says anything but busy.
+_LONG_ERROR = re.compile(r"received metadata size exceeds", re.IGNORECASE)
 # Our own side's, too, for a deadline that passed while the call ran.
 _EXPIRED = "Deadline Exceeded"
 # Longer messages than this are a model's stack trace: no matter for one line.
@@ -272,6 +274,8 @@ class TritonGrpc:
             return BadReply(
                 f"backend {self._address}: expected a reply of at most {self._max_message_bytes} bytes, got more"
             )
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _LONG_ERROR.search(text):
+            return BackendFailed("the backend failed, with an error too long for gRPC", 2, grpc=True)
         if code is grpc.StatusCode.UNAVAILABLE:
             if _BUSY.search(text):
                 return Rejected(where)

@@ -70,6 +70,7 @@ class Gateway:
         # Listeners are the process's, whatever a policy that comes later says of them.
         as_told = overruled or (lambda later: later)
         self.overruled: Callable[[Policy], Policy] = lambda later: replace(as_told(later), listen=self.policy.listen)
+        self._statuses = respond.STATUSES[policy.listen.compat]
         self.folder: Path | None = None  # of the policy file, where there is one
         self.reading = asyncio.Lock()
         self._worker = worker
@@ -149,6 +150,7 @@ class Gateway:
             bodies=Bodies(lambda: self._own.limits, self._things.in_flight),
             ready=self.ready,
             decision_headers=respond.decision_headers,
+            statuses=self._statuses,
             refused=partial(self._refused, "http"),
             report=self.report,
         )
@@ -168,7 +170,7 @@ class Gateway:
                 now=self._now,
                 max_message_bytes=lambda: self._own.limits.body_bytes,
                 ready=self.ready,
-                grpc_status=respond.grpc_status,
+                grpc_status=self._statuses.grpc,
                 decision_headers=respond.decision_headers,
                 refused=partial(self._refused, "grpc"),
                 report=self.report,
@@ -289,7 +291,8 @@ class Gateway:
 
     def _refused(self, protocol: str, failure: Failure) -> None:
         """Counts and logs what an edge refused by itself, before there was a request to observe."""
-        status = respond.http_status(failure)[0] if protocol == "http" else respond.grpc_status(failure)[0]
+        told = self._statuses
+        status = told.http(failure)[0] if protocol == "http" else told.grpc(failure)[0]
         self.metrics.refused(protocol, str(status))
         if self.policy.telemetry.access_log:
             fields = {"protocol": protocol, "status": str(status), "error": failure.message[:200]}

@@ -2,7 +2,7 @@
 
 Bytes become a `Request`, a `Reply` becomes bytes; nothing is decided here. Infer calls are read by
 `backends.kserve_json`; other calls under /v2 are relayed as they are. Every error leaves as `{"error": "<one line>"}`
-with the status of `gateway.respond`, and the connection lives on.
+with a status of `gateway.respond`'s tables, and the connection lives on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from urllib.parse import unquote_to_bytes
 
 from backends.errors import BadRequest, Failure, NotFound, WrongMethod
 from backends.events import are_events, error_event
-from backends.json_text import MAX_NESTING, too_deep
+from backends.json_text import MAX_KEYS, MAX_NESTING, too_deep, too_wide
 from backends.kserve_json import error_body, read_request, write_reply
 from backends.request import HOP_BY_HOP, Answer, HttpCall, Relay, Reply, Request, Service, joint
 from backends.tensor import shown
@@ -57,6 +57,7 @@ class HttpEdge:
         bodies: Bodies,
         ready: Callable[[], bool],
         decision_headers: Callable[[Reply], respond.Headers],
+        statuses: respond.Statuses = respond.HEADRACE,
         refused: Callable[[Failure], None],
         report: Callable[[BaseException], None],
     ) -> None:
@@ -65,6 +66,7 @@ class HttpEdge:
         self._bodies = bodies
         self._ready = ready
         self._decision_headers = decision_headers
+        self._statuses = statuses
         self._refused = refused
         self._report = report
 
@@ -74,8 +76,9 @@ class HttpEdge:
         except Failure as failure:
             if _ASKED not in scope:
                 self._refused(failure)
-            status, headers = respond.http_status(failure)
-            await _send(send, status, (*_JSON, *_raw(headers)), error_body(failure.message))
+            status, headers = self._statuses.http(failure)
+            kind = (b"content-type", self._statuses.content_type(status))
+            await _send(send, status, (kind, *_raw(headers)), error_body(failure.message))
         except asyncio.CancelledError:
             # The client has left: there is nobody to answer. A shutdown ends in the same way.
             pass
@@ -92,7 +95,8 @@ class HttpEdge:
             case ["readyz"] | ["v2", "health", "ready"]:
                 _allow(scope, "GET", "HEAD")
                 ready = self._ready()
-                await _send(send, 200 if ready else 503, () if ready else ((b"retry-after", b"1"),), b"")
+                status = 200 if ready else self._statuses.unready
+                await _send(send, status, () if ready else ((b"retry-after", b"1"),), b"")
             case ["v2", "models", model, "infer"]:
                 await self._infer(scope, receive, send, model, "")
             case ["v2", "models", model, "versions", version, "infer"]:
@@ -162,6 +166,8 @@ class HttpEdge:
         body = await self._bodies.decoded(scope, headers, receive, wait)
         if not raw and too_deep(body):
             raise BadRequest(f"JSON is nested more than {MAX_NESTING} levels deep")
+        if not raw and too_wide(body):
+            raise BadRequest(f"JSON has more than {MAX_KEYS} keys")
         await self._forward(scope, send, model, body, began + wait, stream=stream)
 
     async def _forward(
@@ -244,7 +250,7 @@ def _split(raw_path: bytes) -> tuple[str, ...]:
     try:
         return tuple(unquote_to_bytes(segment).decode() for segment in raw_path.split(b"/") if segment)
     except UnicodeDecodeError:
-        raise BadRequest("path: expected UTF-8") from None
+        raise NotFound("no such path: expected UTF-8") from None
 
 
 _segments = lru_cache(1024)(_split)

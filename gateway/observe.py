@@ -41,10 +41,12 @@ class Observed:
         metrics: Metrics,
         access_log: bool,
         headers: bool,
+        statuses: respond.Statuses = respond.HEADRACE,
         now: Callable[[], float],
     ) -> None:
         self._inner = inner
         self._protocol = protocol
+        self._statuses = statuses
         self._routes = routes
         self._other = "proxy" if proxy else "unknown"
         self._policy = policy
@@ -89,7 +91,7 @@ class Observed:
             self._metrics.reply(route, reply)
             self._warn(route, reply)
         if span is not None:
-            telemetry.end(span, semantics.answered(self._protocol, reply, error))
+            telemetry.end(span, semantics.answered(self._protocol, reply, error, self._statuses))
         if self._access_log and _log.isEnabledFor(logging.INFO):
             _log.info("request", extra={"fields": self._line(request, span, status, seconds, reply, error)})
 
@@ -113,7 +115,8 @@ class Observed:
             return _LEFT if self._protocol == "http" else "1"
         if not isinstance(error, Failure):
             return "500" if self._protocol == "http" else "13"
-        return str(respond.http_status(error)[0] if self._protocol == "http" else respond.grpc_status(error)[0])
+        told = self._statuses
+        return str(told.http(error)[0] if self._protocol == "http" else told.grpc(error)[0])
 
     def _line(
         self,

@@ -322,7 +322,7 @@ def _said(told: _Told) -> str:
 
 def _gravest(failed: Sequence[_Told]) -> int:
     """One HTTP status for several failures: what may be repeated (429, 503) only where all of them may."""
-    statuses = {respond.http_status(each.failure)[0] for each in failed if each.failure is not None}
+    statuses = {respond.HEADRACE.http(each.failure)[0] for each in failed if each.failure is not None}
     if len(statuses) == 1:
         return statuses.pop()
     return 502 if any(status >= 500 for status in statuses) else max(statuses)

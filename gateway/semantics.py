@@ -91,10 +91,12 @@ def goes(protocol: str, request: Request, to: Endpoint) -> tuple[str, Attributes
     return name, attributes | _model(request)
 
 
-def answered(protocol: str, reply: Reply | None, error: BaseException | None) -> Ending:
+def answered(
+    protocol: str, reply: Reply | None, error: BaseException | None, statuses: respond.Statuses = respond.HEADRACE
+) -> Ending:
     """The end of a call that came in: what the caller was told. `reply` and `error` both: a stream that was cut."""
     if protocol == "grpc":
-        code = _CODES[_grpc_code(error)]
+        code = _CODES[_grpc_code(error, statuses)]
         attributes: Attributes = {"rpc.response.status_code": code}
         if code not in _SERVER_FAULTS:
             return Ending(attributes | _told(error))
@@ -102,7 +104,7 @@ def answered(protocol: str, reply: Reply | None, error: BaseException | None) ->
     sent = (reply.body.status if isinstance(reply.body, Relay) else 200) if reply is not None else None
     if isinstance(error, asyncio.CancelledError):
         return Ending(_status(sent) | _told(error))
-    outcome = (sent or 200) if error is None else _http_code(error)
+    outcome = (sent or 200) if error is None else _http_code(error, statuses)
     attributes = _status(sent or outcome)
     if outcome < 500:
         return Ending(attributes | _told(error))
@@ -120,7 +122,7 @@ def got(protocol: str, reply: Reply | None, error: BaseException | None) -> Endi
             return Ending({"rpc.response.status_code": "OK"} if whole else {})
         said = isinstance(error, BackendFailed) and error.grpc
         if said or isinstance(error, Expired | TooSlow | Unreachable | ConnectionLost | asyncio.CancelledError):
-            attributes = {"rpc.response.status_code": _CODES[_grpc_code(error)]}
+            attributes = {"rpc.response.status_code": _CODES[_grpc_code(error, respond.HEADRACE)]}
         kind = str(attributes["rpc.response.status_code"]) if said else type(error).__name__
         return Ending(attributes, kind, _message(error))
     if error is None:
@@ -226,14 +228,14 @@ def _message(error: BaseException | None) -> str:
     return error.message[:500] if isinstance(error, Failure) else type(error).__name__ if error else ""
 
 
-def _http_code(error: BaseException) -> int:
-    return respond.http_status(error)[0] if isinstance(error, Failure) else 500
+def _http_code(error: BaseException, statuses: respond.Statuses) -> int:
+    return statuses.http(error)[0] if isinstance(error, Failure) else 500
 
 
-def _grpc_code(error: BaseException | None) -> int:
+def _grpc_code(error: BaseException | None, statuses: respond.Statuses) -> int:
     if error is None:
         return 0
     code = 1 if isinstance(error, asyncio.CancelledError) else 13
     if isinstance(error, Failure):
-        code = respond.grpc_status(error)[0]
+        code = statuses.grpc(error)[0]
     return code if 0 <= code < len(_CODES) else 2

@@ -30,6 +30,7 @@ from backends.deadlines import Deadlines
 from backends.endpoint import Endpoint
 from backends.errors import NotFound
 from backends.request import Infer, Reply, Request, Service
+from backends.tensor import MAX_NAME
 from cache.cached import Cached
 from cache.store import MemoryStore, Store
 from gateway.admit import Admit, InFlight
@@ -38,6 +39,7 @@ from gateway.metrics import Metrics
 from gateway.observe import MeasuredArm, MeasuredBatch, Observed, store_changed
 from gateway.relay import Renamed
 from gateway.replicas import Replicas
+from gateway.respond import STATUSES
 from gateway.telemetry import Tracing
 from gateway.traced import Traced, TracedBatch, TracedCall
 from policies import Policy
@@ -164,6 +166,7 @@ def build(policy: Policy, things: Things, tools: Tools) -> dict[str, Service]:
             metrics=tools.metrics,
             access_log=policy.telemetry.access_log,
             headers=policy.telemetry.response_headers,
+            statuses=STATUSES[policy.listen.compat],
             now=tools.now,
         )
         for protocol in ("http", "grpc")
@@ -376,6 +379,8 @@ class Switch:
         self._general = general
 
     async def __call__(self, request: Request, /) -> Reply:
+        if len(request.model) + len(request.version) > MAX_NAME:
+            raise NotFound(f"unknown model: '{request.model[:128]}...' is longer than a model's name can be")
         paths = self._routes.get(request.model) or self._proxy
         if paths is not None and request.model:
             infer, plain = paths

@@ -25,6 +25,7 @@ from policies.problem import Findings, Place, Wrong
 from policies.reader import Scalar
 from policies.routes import ROUTE
 from policies.schema import (
+    choice,
     duration,
     flag,
     items,
@@ -123,6 +124,7 @@ LISTEN = section(
         "metrics": _listener("0.0.0.0"),  # noqa: S104
         "admin": _listener("127.0.0.1"),
         "tls": LISTEN_TLS.absent("callers speak plain text"),
+        "compat": choice("headrace", "triton"),
     },
     _distinct,
 )

@@ -90,6 +90,9 @@ class Listen:
         """What a process settles when it opens its ports: all but what the files of `tls` say."""
         return replace(self, tls=None), self.tls is not None, bool(self.tls and self.tls.client_ca)
 
+    # Statuses of failures on http and grpc: our own, or Triton's where these differ, for clients that rely on them.
+    compat: Literal["headrace", "triton"] = "headrace"
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:

@@ -102,7 +102,7 @@ def onnx(path: Path) -> str:
 
 def over_http(address: str) -> Client:
     host, _, port = address.rpartition(":")
-    return TritonHttp(HttpClient(host, int(port), now=time.monotonic, max_response_bytes=LIMIT_BYTES))
+    return TritonHttp(HttpClient(host, int(port), now=time.monotonic, max_response_bytes=LIMIT_BYTES), time.monotonic)
 
 
 def over_grpc(address: str) -> Client:

@@ -109,6 +109,7 @@ class Rig:
             bodies=Bodies(lambda: self.policy.limits, self.things.in_flight),
             ready=lambda: server.is_ready,
             decision_headers=respond.decision_headers,
+            statuses=respond.STATUSES[self.policy.listen.compat],
             refused=self.refused.append,
             report=self.defects.append,
         )

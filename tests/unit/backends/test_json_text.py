@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from backends.errors import BadRequest
+from backends.json_text import MAX_KEYS, too_wide
 from backends.kserve_json import read_request
 from backends.tensor import split_elements
 
@@ -106,3 +107,10 @@ def test_keys_that_occur_twice(data: bytes) -> None:
 def test_keys_that_only_look_as_if() -> None:
     read_request(body("BYTES", [2], ['":,"data":', "a:b"], id=":", unknown={"a": 1, "b": [{"a": 1}]}), None)
     read_request(body(id="", parameters={}, outputs=[]), None)
+
+
+def test_too_wide_counts_the_keys_of_all_objects_and_nothing_in_strings() -> None:
+    keys = ",".join(f'"k{i}":1' for i in range(MAX_KEYS - 1))
+    assert not too_wide(f'{{"a":{{{keys}}}}}'.encode())
+    assert too_wide(f'{{"a":{{{keys},"b":2}}}}'.encode())
+    assert not too_wide(json.dumps({"a": ":" * 2 * MAX_KEYS, "b": '"\\":' * MAX_KEYS}).encode())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from backends import kserve_grpc as codec
 from backends import kserve_json
-from backends.errors import BadReply, BadRequest, Failure
+from backends.errors import BadReply, BadRequest, Failure, Malformed, NotFound
 from backends.parameters import RESERVED
 from backends.proto import kserve_pb2 as pb
 from backends.proto import wire
@@ -284,7 +284,6 @@ def test_opening_is_what_protobuf_writes(size: int) -> None:
     ("request_message", "words"),
     [
         (message(inputs=[], raw_input_contents=[]), "expected at least one input"),
-        (message(model_name=""), "expected a model_name"),
         (message(raw_input_contents=[bytes(3)]), "INT32 of shape [1] is 4 bytes, got 3"),
         (message(raw_input_contents=[bytes(4), b""]), "expected one for each of 1 tensors, or none at all, got 2"),
         (message(raw_input_contents=[]), "asks for 1 elements in int_contents, got 0"),
@@ -306,6 +305,10 @@ def test_opening_is_what_protobuf_writes(size: int) -> None:
 )
 def test_contradictions(request_message: pb.ModelInferRequest, words: str) -> None:
     assert words in refused(request_message)
+
+
+def test_a_call_that_names_no_model() -> None:
+    assert "expected a model_name" in refused(message(model_name=""), NotFound)
 
 
 def test_mixed_raw_and_typed() -> None:
@@ -351,7 +354,7 @@ def test_lying_length_prefixes_are_found_by_the_decode(raw: bytes) -> None:
 
 @given(st.binary(max_size=80))
 def test_noise_is_refused_or_read(data: bytes) -> None:
-    with pytest.raises(BadRequest) as raised:
+    with pytest.raises((BadRequest, NotFound)) as raised:
         codec.read_request(data)[2].inputs.decoded  # noqa: B018
     assert "\n" not in raised.value.message
     with contextlib.suppress(BadReply):
@@ -366,7 +369,7 @@ def test_damaged_messages(data: st.DataObject) -> None:
     damaged = bytes(whole[: data.draw(st.integers(0, len(whole)))])
     try:
         codec.read_request(damaged)[2].inputs.decoded  # noqa: B018
-    except BadRequest:
+    except (BadRequest, NotFound):
         return
     # What we take, protobuf takes too.
     pb.ModelInferRequest.FromString(damaged)
@@ -374,7 +377,7 @@ def test_damaged_messages(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("data", [b"\x0b", b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", b"\x0a\x05m", b"\x80"])
 def test_what_is_no_protobuf(data: bytes) -> None:
-    with pytest.raises(BadRequest, match="expected a ModelInferRequest as protobuf"):
+    with pytest.raises(Malformed, match="expected a ModelInferRequest as protobuf"):
         codec.read_request(data)
     with pytest.raises(BadReply, match="expected a ModelInferResponse as protobuf"):
         codec.read_reply(data)

@@ -25,7 +25,7 @@ def status(failure: Failure) -> tuple[int, str, tuple[tuple[str, str], ...]]:
     if isinstance(failure, BackendFailed):
         return failure.status, failure.message, ()
     trailing = (("retry-after", "1"), ("bad", "ü")) if isinstance(failure, Rejected) else ()
-    return respond.grpc_status(failure)[0], failure.message, trailing
+    return respond.HEADRACE.grpc(failure)[0], failure.message, trailing
 
 
 def decision(reply: Reply) -> tuple[tuple[str, str], ...]:

@@ -87,7 +87,7 @@ def test_metadata_crosses_both_ways_as_it_is(method: str, fails: bool) -> None:
             else:
                 await context.abort(grpc.StatusCode.NOT_FOUND, "no such model", TRAILING)
 
-        async with backend(script) as client, edge(client, respond.grpc_status) as setup, straight(client) as direct:
+        async with backend(script) as client, edge(client, respond.HEADRACE.grpc) as setup, straight(client) as direct:
             expected = await outcome(direct, method, infer_message(), SENT)
             got = await outcome(setup.channel, method, infer_message(), SENT + OURS)
             if fails:  # a status may come without metadata before it: then all of it comes with the status
@@ -110,7 +110,7 @@ def test_every_status_and_text_is_kept(code: grpc.StatusCode) -> None:
             await anext(messages)
             await context.abort(code, text, (("grpc-status-details-bin", b"\0"),))
 
-        async with backend(script) as client, edge(client, respond.grpc_status) as setup, straight(client) as direct:
+        async with backend(script) as client, edge(client, respond.HEADRACE.grpc) as setup, straight(client) as direct:
             for text in TEXTS:  # noqa: B007 - the script says it
                 for method in ("ModelInfer", "ModelConfig"):
                     got = await outcome(setup.channel, method, infer_message())
@@ -191,7 +191,7 @@ def test_an_http_backends_headers_are_metadata_to_a_grpc_caller(status: int) -> 
             b"Endpoint-Load-Metrics: cpu=1\r\nX-Hop: 1\r\nDate: never\r\nServer: s\r\nHeadrace-Tier: x\r\n\r\n"
         )
         async with Peer([REQUEST, head % (status, len(JSON)) + JSON, AGAIN]) as peer:
-            async with edge(TritonHttp(peer.client(), time.monotonic), respond.grpc_status) as setup:
+            async with edge(TritonHttp(peer.client(), time.monotonic), respond.HEADRACE.grpc) as setup:
                 told = await outcome(setup.channel, "ModelInfer", infer_message(), SENT + OURS)
             (request,) = peer.lines[0].requests
         lines = request.split(b"\r\n\r\n")[0].split(b"\r\n")

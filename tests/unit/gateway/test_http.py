@@ -95,7 +95,7 @@ def test_an_unknown_path_is_404(path: str) -> None:
 def test_a_percent_encoded_name_is_one_segment() -> None:
     _, response = ask("POST", "/v2/models/with%2Fslash/infer", JSON)
     assert response.json()["model_name"] == "with/slash"
-    assert "UTF-8" in refused(ask("POST", "/v2/models/%ff/infer", JSON)[1], 400)
+    assert "UTF-8" in refused(ask("POST", "/v2/models/%ff/infer", JSON)[1], 404)
 
 
 def test_json_in_json_out() -> None:
@@ -322,6 +322,9 @@ def test_what_would_end_the_backend_is_not_relayed(path: str) -> None:
     r, response = ask("POST", path, deep)
     assert "nested more than 64" in refused(response, 400)
     refused(ask("POST", path, gzip.compress(deep), content_encoding="gzip")[1], 400)
+    assert r.server.requests == []
+    r, response = ask("POST", path, b"{" + b",".join(b'"%d":0' % i for i in range(5000)) + b"}")
+    assert "more than 4096 keys" in refused(response, 400)
     assert r.server.requests == []
 
 

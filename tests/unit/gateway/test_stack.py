@@ -114,6 +114,7 @@ def test_a_model_of_no_route_is_not_found_and_is_the_proxys_where_there_is_one()
             assert response.json() == {"error": "unknown model: 'other' is no route of this gateway"}
         r = rig(PROXY)
         async with r.client() as client:
+            assert (await post(client, "n" * 2000, body([1.0]))).status_code == 404  # no server is asked for it
             assert output(await post(client, "other", body([1.0])), "Y") == [2.0]
         assert r.metric('headrace_requests_total{protocol="http",route="proxy",status="200"}') == 1
 

@@ -129,7 +129,7 @@ def listening(address: Address | None) -> socket.socket:
     return made
 
 
-ONE = Listen(Address("127.0.0.1", 0), None, None, Address("127.0.0.1", 0))
+ONE = Listen(Address("127.0.0.1", 0), None, None, Address("127.0.0.1", 0), compat="triton")
 
 
 def test_port_0_becomes_a_real_port_that_workers_share_and_nobody_else_gets() -> None:
@@ -137,7 +137,7 @@ def test_port_0_becomes_a_real_port_that_workers_share_and_nobody_else_gets() ->
         real = reserve(ONE, held)
         assert real.http is not None
         assert real.http.port
-        assert real.grpc is None
+        assert (real.grpc, real.compat) == (None, "triton")
         assert real.http != real.admin
         with listening(real.http), listening(real.http), pytest.raises(OSError, match="listener 'http'"):
             reserve(real, held)

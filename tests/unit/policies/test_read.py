@@ -52,7 +52,7 @@ def test_defaults_are_filled_in() -> None:
 def test_everything_can_be_written() -> None:
     policy = parse(
         """\
-listen: {http: "[::1]:9000", grpc: 9001, metrics: off, admin: 9003}
+listen: {http: "[::1]:9000", grpc: 9001, metrics: off, admin: 9003, compat: triton}
 backends:
   a:
     kind: triton
@@ -79,7 +79,9 @@ x-free: [anything]
         "p.yaml",
         {"TOKEN": "hunter2"},
     )
-    assert policy.listen == Listen(Address("::1", 9000), Address("0.0.0.0", 9001), None, Address("127.0.0.1", 9003))
+    assert policy.listen == Listen(
+        Address("::1", 9000), Address("0.0.0.0", 9001), None, Address("127.0.0.1", 9003), compat="triton"
+    )
     a, b = policy.backends.values()
     assert a.endpoints == (Endpoint("http://h:1", "h:2"), Endpoint("http://[::1]:1", "[::1]:2"))
     assert (a.protocol, a.model, a.version, a.timeout, a.connect_timeout) == ("grpc", "m", "3", 5, 0.1)
