@@ -8,8 +8,8 @@ It is forgotten when a model is loaded or unloaded through the gateway, and when
 
 Unknown is not no. A server that could not be asked is asked again after a second, and until then its models are treated
 as if they were decoupled. One that does not know the model answers every call of it with one error, whatever the path;
-that is asked again after a second, too. One that does not know the question (it is no Triton) has no configuration to
-tell: `UNTOLD` is its models' trait, and the policy's word counts.
+that is asked again after a second, too. One that does not know the question, or answers another (it is no Triton), has
+no configuration to tell: `UNTOLD` is its models' trait, and the policy's word counts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from contextvars import Context
 
-from backends.errors import BackendFailed, Failure
+from backends.errors import BackendFailed, BadReply, Failure
 from backends.request import Trait
 
 _FRESH_SECONDS = 60.0
@@ -98,6 +98,8 @@ class Traits:
                 trait, seconds = UNTOLD, _FRESH_SECONDS
             elif failure.status in ((3, 5) if failure.grpc else (400, 404)):
                 trait = Trait()
+        except BadReply:
+            trait, seconds = UNTOLD, _FRESH_SECONDS
         except Failure:  # asked again shortly
             pass
         if self._asking.get(key) is task:

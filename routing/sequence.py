@@ -53,9 +53,12 @@ class Sequences:
         Raises SequenceLost where the sequence runs, and its replica is not up.
         """
         self._expire(now)
-        run = None if starts else self._runs.get(key)
+        before = self._runs.get(key)
+        run = None if starts else before
         if run is None:
-            run = self._runs[key] = Run(_rendezvous(key, up or replicas), now)
+            # Whoever begins anew after a loss need not meet the same replica before it is known to be down.
+            others = [replica for replica in up if before is None or not before.lost or replica != before.replica]
+            run = self._runs[key] = Run(_rendezvous(key, others or up or replicas), now)
         elif run.lost or run.replica not in up:
             run.lost = True
             raise SequenceLost(

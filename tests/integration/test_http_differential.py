@@ -159,7 +159,6 @@ BETTER: dict[str, Case] = {
     "CONNECT": ((http("CONNECT", "x:1"),), 404, 400, "this is no tunnel"),
     "HTTP/2.0": ((http("GET", MODEL, version="2.0"),), 200, 400, "HTTP/2 is not spoken in lines"),
     "HTTP/1.2": ((http("GET", MODEL, version="1.2"),), 200, 400, "there is none"),
-    "no UTF-8": ((http("GET", "/v2/models/%ff"),), 404, 400, "a model's name is text"),
     "an encoded name": ((http("POST", "/v2/models/row%73um/infer", JSON),), 404, 200, "RFC 3986: it is the same name"),
     "a contradiction": (
         (http("POST", INFER, BINARY, f"Inference-Header-Content-Length: {len(HEAD_JSON)}\r\n"

@@ -21,14 +21,14 @@ MODELS = (
 POLICIES = {
     "http": """
 backends:
-  all: {{endpoints: [http://{http}]}}
+  all: {{endpoints: [http://{http}], control: true, shared_memory: true}}
   one: {{endpoints: [http://{http}], model: single, version: '1'}}
 routes: {{public: {{backend: one}}}}
 proxy: all
 """,
     "grpc": """
 backends:
-  all: {{endpoints: [grpc://{grpc}]}}
+  all: {{endpoints: [grpc://{grpc}], control: true, shared_memory: true}}
   one: {{endpoints: [grpc://{grpc}], model: single, version: '1'}}
 routes: {{public: {{backend: one}}}}
 proxy: all
@@ -49,7 +49,7 @@ routes:
     "usual": """
 x-triton: &triton {{http: http://{http}, grpc: '{grpc}'}}
 backends:
-  all: {{endpoints: [*triton], protocol: grpc}}
+  all: {{endpoints: [*triton], protocol: grpc, control: true, shared_memory: true}}
   identity: {{endpoints: [*triton], protocol: grpc, model: identity, batch: {{max_rows: 48}}}}
 routes:
   identity: {{backend: identity}}

@@ -78,7 +78,7 @@ def test_what_is_old_is_asked_again_in_the_background() -> None:
     ("failure", "trait", "seconds"),
     [
         (Unreachable("down"), None, 1.0),
-        (BadReply("nonsense"), None, 1.0),
+        (BadReply("nonsense"), UNTOLD, 60.0),
         (BackendFailed("", 500), None, 1.0),
         (BackendFailed("", 14, grpc=True), None, 1.0),
         (BackendFailed("unknown model", 404), Trait(), 1.0),
