@@ -52,6 +52,8 @@ class Recorder:
             return grpc.unary_unary_rpc_method_handler(self._infer)
         if name == "ModelStreamInfer":
             return grpc.stream_stream_rpc_method_handler(self._stream)
+        if name == "ModelConfig":
+            return None  # it has none to tell, as a server that is no Triton
         return grpc.unary_unary_rpc_method_handler(_yes if name in ("ServerReady", "ModelReady") else _nothing)
 
     async def _infer(self, data: bytes, context: Any) -> bytes:
