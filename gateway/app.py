@@ -33,7 +33,7 @@ from gateway.grpc import GrpcEdge
 from gateway.http import HttpEdge
 from gateway.http1 import Http1Server
 from gateway.joined import Joined, clients
-from gateway.memory import collect_seldom, few_arenas
+from gateway.memory import collect_seldom, settle
 from gateway.metrics import Metrics
 from gateway.observe import model_avoided
 from gateway.probe import Probing
@@ -322,7 +322,7 @@ def run(
 
     `overruled` gives a policy as the flags of the command have it.
     """
-    few_arenas()
+    settle()
     take_all_files()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         gateway = partial(Gateway, policy, overruled=overruled, tentative_grpc=tentative_grpc, worker=worker)

@@ -5,17 +5,26 @@ from __future__ import annotations
 import ctypes
 import gc
 
-# M_ARENA_MAX of <malloc.h>. gRPC's threads would each get an arena, and what one has freed serves no other: under a
-# long mixed load the process grows for hours, with nothing in it. Two are no slower, for one thread does the work.
-_M_ARENA_MAX = -8
-_ARENAS = 2
+# Parameters of <malloc.h>, by what they are there.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+_SETTINGS = {
+    # gRPC's threads would each get an arena, and what one has freed serves no other: under a long mixed load the
+    # process grows for hours, with nothing in it. Two are no slower, for one thread does the work.
+    _M_ARENA_MAX: 2,
+    # Large bodies go back to the system when they are freed. By itself the C library raises this bound to the largest
+    # that it has seen, and then keeps a hundred MiB between a few small objects.
+    _M_MMAP_THRESHOLD: 1 << 20,
+    # What is free at the heap's end, that would be asked for again at once.
+    _M_TRIM_THRESHOLD: 8 << 20,
+}
 
 
-def few_arenas() -> None:
+def settle() -> None:
     """To be called before there is any thread. Nothing happens where the C library has no such thing."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_ARENA_MAX, _ARENAS)
+        for parameter, value in _SETTINGS.items():
+            mallopt(parameter, value)
 
 
 def collect_seldom() -> None:
