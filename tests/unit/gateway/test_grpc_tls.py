@@ -18,7 +18,7 @@ from backends.request import Infer, Reply, Request, Tensors
 from backends.tensor import Tensor
 from backends.tls import ClientTls
 from backends.triton_grpc import TritonGrpc
-from gateway import grpc as edge_module
+from gateway import grpc_server
 from gateway.grpc import GrpcEdge
 from policies.spec import BackendTls, ListenTls
 from tests.support.certificates import Authority, Pair, pem
@@ -179,7 +179,7 @@ def test_who_comes_after_a_renewal_is_shown_another_certificate(place: Place) ->
 def test_a_failed_handshake_disturbs_nobody_and_has_the_time_of_a_head(
     place: Place, said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(edge_module, "_PREFACE_MS", 300)
+    monkeypatch.setattr(grpc_server, "_PREFACE_MS", 300)
 
     async def main() -> None:
         async with serving(place.listen(place.server)) as (_, port):
