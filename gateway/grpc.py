@@ -25,7 +25,9 @@ from typing import Any, TypeVar
 import grpc
 
 from backends.errors import BadRequest, Failure, SlowCaller, TooLarge
-from backends.kserve_grpc import end_to_end, metadata, named, names_model, read_request, write_reply
+from backends.grpc_metadata import end_to_end, metadata
+from backends.kserve_grpc import read_request, write_reply
+from backends.kserve_grpc_relayed import named, names_model
 from backends.request import Infer, Metadata, Parameters, Relay, Reply, Request, RpcCall, Service, replace
 from gateway import grpc_stream
 from gateway.deadline import seconds
