@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import grpc
 import pytest
@@ -21,29 +20,9 @@ from backends.triton_grpc import TritonGrpc
 from gateway import grpc_server
 from gateway.grpc import GrpcEdge
 from policies.spec import BackendTls, ListenTls
-from tests.support.certificates import Authority, Pair, pem
+from tests.support.certificates import Place, pem
 
 METHOD = "/inference.GRPCInferenceService/ServerLive"
-
-
-class Place:
-    """An authority, servers that it vouches for, and one of whom it knows nothing."""
-
-    def __init__(self, folder: Path) -> None:
-        self.authority = Authority(folder)
-        self.stranger = Authority(folder, "stranger")
-        self.server = self.authority.pair("server", "127.0.0.1", "backend.test")
-        self.elsewhere = self.authority.pair("elsewhere", "elsewhere.test")
-        self.expired = self.authority.pair("expired", "127.0.0.1", expired=True)
-        self.unknown = self.stranger.pair("unknown", "127.0.0.1")
-        self.client = self.authority.pair("client")
-
-    def listen(self, pair: Pair, *, mutual: bool = False) -> ListenTls:
-        return ListenTls(*pair.pems(), pem(self.authority.ca) if mutual else None)
-
-    def tls(self, pair: Pair | None = None, name: str = "") -> ClientTls:
-        ours = pair.pems() if pair else (None, None)
-        return ClientTls(BackendTls(pem(self.authority.ca), *ours, server_name=name))
 
 
 @pytest.fixture(scope="module")
