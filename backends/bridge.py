@@ -6,7 +6,7 @@ is relayed has a form in one protocol only, and is Unsupported.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote
@@ -16,8 +16,8 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError, Message
 
 from backends.errors import BackendFailed, BadReply, BadRequest, NotFound, Unsupported, WrongMethod
-from backends.interface import Interfaces, raw
-from backends.kserve_grpc import named
+from backends.interface import Told, raw
+from backends.kserve_grpc_relayed import named
 from backends.kserve_json import write_reply
 from backends.proto import management_pb2 as pb
 from backends.proto import wire
@@ -42,12 +42,12 @@ _Reply = TypeVar("_Reply", bound=Message)
 
 
 class HttpOverGrpc:
-    """HTTP calls, by `grpc`, which is the one client of the replica `name`."""
+    """HTTP calls, by `grpc`, which is the one client of the replica `name`; `told` is of its models."""
 
-    def __init__(self, grpc: Service, name: str, now: Callable[[], float]) -> None:
+    def __init__(self, grpc: Service, name: str, told: Told) -> None:
         self._grpc = grpc
         self._name = name
-        self.interfaces = Interfaces(self._config, now)
+        self._told = told
 
     async def __call__(self, request: Request, /) -> Reply:
         call = request.content
@@ -87,17 +87,13 @@ class HttpOverGrpc:
         raise Unsupported(f"this call needs HTTP, and the policy gives '{self._name}' no http address")
 
     async def _raw(self, request: Request, call: HttpCall) -> Reply:
-        infer = raw(call.body, await self.interfaces.of(request), request.model)
+        infer = raw(call.body, await self._told(request), request.model)
         reply = await self._grpc(replace(request, content=infer))
         length, parts = write_reply(reply.answer, infer, reply.answer.model)
         body = b"".join(parts)
         if length is None:
             return Reply(_relay(body))
         return Reply(_relay(body, 200, (b"inference-header-content-length", b"%d" % length)))
-
-    async def _config(self, request: Request) -> pb.ModelConfigResponse:
-        message = _message("ModelConfig", request.model, request.version)
-        return await self._ask(request, "ModelConfig", message, pb.ModelConfigResponse)
 
     async def _ask(self, request: Request, method: str, message: bytes, kind: type[_Reply]) -> _Reply:
         call = RpcCall(f"{_SERVICE}/{method}", _once(message))
@@ -113,10 +109,9 @@ class HttpOverGrpc:
 class GrpcOverHttp:
     """gRPC calls, by `http`, which is the one client of the replica `name`."""
 
-    def __init__(self, http: Service, name: str, now: Callable[[], float]) -> None:
+    def __init__(self, http: Service, name: str) -> None:
         self._http = http
         self._name = name
-        self.interfaces = Interfaces(self._config, now)
 
     async def __call__(self, request: Request, /) -> Reply:
         call = request.content
@@ -128,11 +123,6 @@ class GrpcOverHttp:
         headers = tuple((k.encode(), v.encode()) for k, v in call.metadata if isinstance(v, str))
         said = await self._ask(request, method, message, headers)
         return Reply(Relay(200, (), _once(said.SerializeToString())))
-
-    async def _config(self, request: Request) -> pb.ModelConfigResponse:
-        said = await self._ask(request, "ModelConfig", _message("ModelConfig", request.model, request.version), ())
-        assert isinstance(said, pb.ModelConfigResponse)
-        return said
 
     async def _ask(
         self, request: Request, method: str, message: bytes, headers: tuple[tuple[bytes, bytes], ...]

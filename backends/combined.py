@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, Message
 
 from backends.calls import Ask
 from backends.errors import BadReply
-from backends.proto import server_pb2 as pb
+from backends.proto import management_pb2 as pb
 from backends.proto import wire
 from backends.request import RpcCall
 

@@ -6,6 +6,9 @@ import asyncio
 import math
 from collections.abc import Callable
 
+# Loop timers have whole-millisecond grain and round: this much later, none fires before its time.
+GRAIN = 0.001
+
 
 class Deadlines:
     """`with deadlines.until(when):` raises TimeoutError where the block is not over at `when`, as asyncio.timeout does.
@@ -48,8 +51,7 @@ class Deadlines:
         if self._timer is not None:
             self._timer.cancel()
         self._next = when
-        # Timers have whole-millisecond grain and round: this much later, none fires before its time.
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, when - self._now()) + 0.001, self._ring)
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, when - self._now()) + GRAIN, self._ring)
 
     def _ring(self) -> None:
         self._timer, self._next = None, math.inf

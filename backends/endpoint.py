@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from math import inf
-from typing import Protocol
+from typing import Any, Protocol
 
 from backends import rows
 from backends.bridge import GrpcOverHttp, HttpOverGrpc
@@ -42,7 +42,7 @@ class Client(Protocol):
         """Why the server, or `model` on it, is not ready; empty where it is. No `model` asks for the server alone."""
         ...
 
-    async def trait(self, model: str, version: str, deadline: float, headers: Mapping[str, str]) -> Trait:
+    async def trait(self, model: str, version: str, deadline: float, headers: Mapping[str, Any]) -> Trait:
         """What `model` is like, by its server's configuration; no `version` leaves the choice to the server.
 
         Raises Failure where it cannot be told.
@@ -94,8 +94,8 @@ class Endpoint:
         self._http = http
         self._grpc = grpc
         self._local = local
-        self._over_http = GrpcOverHttp(http, name, now) if http is not None else None
-        self._over_grpc = HttpOverGrpc(grpc, name, now) if grpc is not None else None
+        self._over_http = GrpcOverHttp(http, name) if http is not None else None
+        self._over_grpc = HttpOverGrpc(grpc, name, self._told) if grpc is not None else None
         self._contents = contents
         self._prefer_grpc = prefer_grpc
         self._tentative = tentative
@@ -246,6 +246,12 @@ class Endpoint:
     async def _trait(self, model: str, version: str) -> Trait:
         return await self._main.trait(model, version, self._now() + ASK_SECONDS, self._headers)
 
+    async def _told(self, request: Request) -> Trait:
+        """What the model of `request` is like, by its server's word of lately or of now. Raises Failure."""
+        model, version = request.model, request.version
+        ask = partial(self._main.trait, model, version, request.deadline, request.headers)
+        return await self.traits.told(model, version, ask)
+
     def refresh(self) -> None:
         """Has the clients follow the replica's name to other addresses."""
         for client in (self._http, self._grpc):
@@ -272,9 +278,7 @@ class Endpoint:
             return main, main
         if isinstance(call, Infer):
             if call.outputs and asks_classes(call):
-                bridge = self._over_grpc if main is self._grpc else self._over_http
-                assert bridge is not None
-                return Classified(main, bridge.interfaces), main
+                return Classified(main, self._told), main
             return main, main
         if isinstance(call, HttpCall):
             if self._http is not None:
@@ -282,8 +286,7 @@ class Endpoint:
             assert self._over_grpc is not None
             return self._over_grpc, main
         if self._grpc is not None and not self._tentative:
-            assert self._over_grpc is not None
-            return Classified(self._grpc, self._over_grpc.interfaces) if request.stream else self._grpc, self._grpc
+            return Classified(self._grpc, self._told) if request.stream else self._grpc, self._grpc
         assert self._over_http is not None
         return self._over_http, main
 

@@ -40,18 +40,17 @@ from collections.abc import Callable, Coroutine, Sequence
 from math import inf
 from typing import Any
 
-from backends.addresses import Addresses, Resolve
+from backends.addresses import Resolve
+from backends.deadlines import GRAIN
 from backends.errors import FIRST_BYTE, ConnectionLost, Expired, Unreachable
 from backends.http_connection import Connection
+from backends.http_dial import Dialer
 from backends.http_message import HttpResponse, RequestWriter, safe_idle
 from backends.http_stream import HttpStream
 from backends.tensor import Bytes
 from backends.tls import ClientTls, explained
 
 __all__ = ["HttpClient", "HttpResponse", "HttpStream"]
-
-# Loop timers have whole-millisecond grain and round: this much later, none fires before its time.
-GRAIN = 0.001
 
 
 class HttpClient:
@@ -81,8 +80,6 @@ class HttpClient:
         self.origin = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self.max_response_bytes = max_response_bytes
         self.max_header_bytes = max_header_bytes
-        self._host = host
-        self._port = port
         self._now = now
         self._connect_timeout = connect_timeout
         self._first_byte_timeout = first_byte_timeout
@@ -100,9 +97,7 @@ class HttpClient:
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
         self._writer = RequestWriter(self.origin)
-        self._addresses = Addresses.of(host, resolve, now, self._moved)
-        self._turn = 0
-        self._tls = tls
+        self._dialer = Dialer(host, port, now=now, resolve=resolve, tls=tls, moved=self._moved)
 
     @property
     def in_flight(self) -> int:
@@ -145,14 +140,12 @@ class HttpClient:
 
     def refresh(self) -> None:
         """Ask anew, in the background, what the host's name stands for, where the last answer is old."""
-        if self._addresses is not None:
-            self._addresses.refresh()
+        self._dialer.refresh()
 
     async def close(self) -> None:
         """Close every connection and wait until their sockets are closed; what is in flight fails."""
         self._closed = True
-        if self._addresses is not None:
-            self._addresses.close()
+        self._dialer.close()
         for timer in (self._deadline_timer, self._idle_timer):
             if timer is not None:
                 timer.cancel()
@@ -260,7 +253,7 @@ class HttpClient:
         until = min(limit, deadline)
         try:
             async with self._until(until):
-                connection = await self._connect(until)
+                connection = await self._dialer.dial(self._connection, until)
         except TimeoutError as error:
             if deadline < limit:
                 raise Expired("backend") from None
@@ -282,43 +275,14 @@ class HttpClient:
             self._opening -= 1
             self._wake()
 
-    async def _connect(self, until: float) -> Connection:
-        """A connection to the next of the host's addresses, or to the first one after it that takes it."""
-        addresses = self._addresses
-        if addresses is None:
-            return await self._dial(self._host)
-        known = await addresses.get()
-        turn = self._turn = self._turn + 1  # others connect meanwhile
-        for left in range(len(known), 0, -1):
-            address = known[(turn - left) % len(known)]
-            now = self._now()
-            try:
-                async with self._until(now + (until - now) / left if left > 1 else inf):
-                    connection = await self._dial(address)
-            except OSError:
-                if left == 1:
-                    raise
-            else:
-                connection.address = address
-                connection.retiring = address not in addresses.known
-                return connection
-        raise AssertionError("a name that is known has an address")
-
-    async def _dial(self, host: str) -> Connection:
-        """A connection to this address of the host, after its handshake."""
+    def _connection(self) -> Connection:
         assert self._loop is not None
-        connection = Connection(self, self._loop)
-        if self._tls is None:
-            await self._loop.create_connection(lambda: connection, host, self._port)
-        else:
-            await self._tls.connect(connection, host, self._port, self._host)
-        return connection
+        return Connection(self, self._loop)
 
     def _moved(self) -> None:
         """The host has other addresses: connections to those that are gone end."""
-        assert self._addresses is not None
         for connection in list(self._all):
-            connection.retiring = connection.address not in self._addresses.known
+            connection.retiring = self._dialer.astray(connection)
             if connection.retiring and connection in self._idle:
                 connection.drop()
 

@@ -14,15 +14,13 @@ are all or nothing, FP16 and BF16 exist only raw.
 from __future__ import annotations
 
 import math
-import re
 from array import array
-from base64 import b64decode
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from backends.errors import BadReply, BadRequest, Failure, Malformed, NotFound, malformed
+from backends.errors import BadReply, BadRequest, Failure, NotFound, malformed
 from backends.parameters import (
     ENCODING,
     MAX_PARAMETERS,
@@ -35,7 +33,7 @@ from backends.parameters import (
 )
 from backends.proto import kserve_pb2 as pb
 from backends.proto import wire
-from backends.request import HOP_BY_HOP, Answer, Head, Infer, Metadata, Parameters, Tensors, Trait, Wanted, Wire
+from backends.request import Answer, Head, Infer, Parameters, Tensors, Wanted, Wire
 from backends.tensor import MAX_RANK, MAX_TENSORS, Bytes, Tensor, check, check_name, check_shape, join_elements, shown
 
 _OF_REQUEST = {name: what for name, what in OF_REQUEST.items() if name not in ENCODING}
@@ -139,160 +137,6 @@ def write_reply(answer: Answer, model: str, request_id: str, version: str | None
     message = pb.ModelInferResponse(model_name=model, model_version=shown, id=request_id)
     _put(message.parameters, answer.parameters, BadReply)
     return _written(message, message.outputs, answer.outputs.decoded, _RAW_OUTPUTS, BadReply)
-
-
-# Relayed calls
-
-# Where a method's request names its model, and its version (0: nowhere).
-_NAMED = {
-    "ModelReady": (1, 2), "ModelMetadata": (1, 2), "ModelConfig": (1, 2), "ModelStatistics": (1, 2),
-    "ModelInfer": (1, 2), "ModelStreamInfer": (1, 2), "RepositoryModelLoad": (2, 0), "RepositoryModelUnload": (2, 0),
-    "TraceSetting": (2, 0),
-}  # fmt: skip
-# Where its reply does: the fields to go down through. Statistics name models in a list, which appending cannot reach.
-_REPLY_NAMED = {"ModelMetadata": (1,), "ModelConfig": (1, 1), "ModelInfer": (1,), "ModelStreamInfer": (2, 1)}
-
-
-def names_model(method: str) -> bool:
-    """Whether the messages of `method` (`/package.Service/Method`) say which model they are for."""
-    return method.rpartition("/")[2] in _NAMED
-
-
-def named(method: str, message: bytes) -> tuple[str, str]:
-    """The model and version that a message of a method which `names_model` is for; empty where it leaves them out."""
-    model, version = _NAMED[method.rpartition("/")[2]]
-    found = {model: b"", version: b""}
-    try:
-        for key, _, start, end in wire.walk(message):
-            if key & 7 == wire.LENGTH_DELIMITED and key >> 3 in found:
-                found[key >> 3] = message[start:end]
-        return found[model].decode(), found[version].decode()
-    except ValueError as error:
-        raise Malformed(f"{method}: expected its protobuf message: {error}"[:300]) from None
-
-
-def rename(method: str, message: bytes, model: str, version: str) -> bytes:
-    """A relayed request's message, for `model` and, if not empty, `version`; as it came where its method names none."""
-    fields = _NAMED.get(method.rpartition("/")[2])
-    if fields is None:
-        return message
-    return message + wire.text(fields[0], model) + (wire.text(fields[1], version) if version and fields[1] else b"")
-
-
-def stream_error(message: str, request_id: bytes) -> bytes:
-    """A ModelStreamInferResponse for a request that failed, as Triton has it: its id is all that the answer holds."""
-    answer = wire.field(_ID, request_id) if request_id else b""
-    return wire.text(1, message) + wire.field(2, answer)
-
-
-def model_error(message: bytes) -> str:
-    """The error in a ModelStreamInferResponse that a model gave; empty where it holds none, or the server refused.
-
-    Triton names the model in the answer of a request that ran, and only there.
-    """
-    try:
-        error = b"".join(message[start:end] for key, _, start, end in wire.walk(message) if key >> 3 == 1)
-        ran = error and any(key >> 3 == _MODEL for key, *_ in wire.walk(_messages(message, 2)))
-    except ValueError as fault:
-        raise BadReply(f"ModelStreamInfer: expected its reply as protobuf: {fault}"[:300]) from None
-    return error.decode(errors="replace") if ran else ""
-
-
-def request_id(message: bytes) -> bytes:
-    """The id of a serialised ModelInferRequest, empty where it has none; of one that is malformed, what can be read."""
-    found = b""
-    try:
-        for key, _, start, end in wire.walk(message):
-            if key == _ID << 3 | wire.LENGTH_DELIMITED:
-                found = message[start:end]
-        found.decode()
-    except ValueError:
-        return b""
-    return found
-
-
-def rename_reply(method: str, message: bytes, model: str) -> bytes:
-    """A relayed reply's message, from `model`; as it came where its method names none, or in a list."""
-    path = _REPLY_NAMED.get(method.rpartition("/")[2])
-    if path is None:
-        return message
-    try:
-        if len(path) > 1 and not any(key >> 3 == path[0] for key, *_ in wire.walk(message)):
-            return message  # a stream's error: appending would add an empty answer to it
-    except ValueError as error:
-        raise BadReply(f"{method}: expected its reply as protobuf: {error}"[:300]) from None
-    tail = wire.text(path[-1], model)
-    for number in reversed(path[:-1]):
-        tail = wire.field(number, tail)
-    return message + tail
-
-
-# Of Triton's model_config.proto: ModelConfigResponse.config, the two fields of it that are asked for, and the field of
-# the second one.
-_CONFIG, _SEQUENCE_BATCHING, _TRANSACTION_POLICY, _DECOUPLED = 1, 13, 19, 1
-
-
-def read_trait(data: bytes) -> Trait:
-    """What a serialised ModelConfigResponse says of its model. Raises BadReply where it is none."""
-    try:
-        configuration = _messages(data, _CONFIG)
-        policy = _messages(configuration, _TRANSACTION_POLICY)
-        stateful = any(key >> 3 == _SEQUENCE_BATCHING for key, *_ in wire.walk(configuration))
-        flags = [policy[start:end] for key, _, start, end in wire.walk(policy) if key >> 3 == _DECOUPLED]
-    except ValueError as error:
-        raise BadReply(f"ModelConfig: expected its reply as protobuf: {error}"[:300]) from None
-    return Trait(decoupled=bool(flags) and flags[-1] != b"\0", stateful=stateful)
-
-
-def _messages(data: bytes, number: int) -> bytes:
-    """The message in a field of `data`; one that occurs twice is merged, by the rules of protobuf."""
-    return b"".join(data[start:end] for key, _, start, end in wire.walk(data) if key >> 3 == number)
-
-
-# Of letters, digits and these is a metadata key made, and of visible ASCII its value; gRPC fails the whole call else.
-_KEY = re.compile(r"[0-9a-z_.-]+")
-_VALUE = re.compile(r"[\x20-\x7e]*")
-# A status in full (google.rpc.Status): gRPC's own words, and yet an application's to read and to write.
-_DETAILS = "grpc-status-details-bin"
-# What a hop says to the next one only, what HTTP/2 or gRPC writes itself, and what would describe another body.
-_HOP = HOP_BY_HOP | {"host", "content-type", "content-length", "content-encoding", "user-agent"}
-
-
-def end_to_end(key: str) -> bool:
-    """Whether a key of metadata, in lower case, is one that crosses a proxy."""
-    ours = key in _HOP or (key.startswith("grpc-") and key != _DETAILS)
-    return not ours and _KEY.fullmatch(key) is not None
-
-
-def metadata(pairs: Iterable[tuple[str, Any]]) -> Metadata:
-    """`pairs` without what belongs to one hop only or has no form in gRPC metadata. Keys come out lower case.
-
-    A tuple is the values of a repeated key. Text under a key that ends in `-bin` is taken for base64, as HTTP/2 has it.
-    """
-    kept: list[tuple[str, str | bytes]] = []
-    for name, value in pairs:
-        key = name.lower()
-        if not end_to_end(key):
-            continue
-        for one in value if isinstance(value, tuple) else (value,):
-            if key.endswith("-bin"):
-                if isinstance(data := _unbase64(one) if isinstance(one, str) else one, bytes):
-                    kept.append((key, data))
-            elif isinstance(one, str) and _VALUE.fullmatch(one):
-                kept.append((key, one))
-    return tuple(kept)
-
-
-def answered(pairs: Iterable[tuple[str, Any]]) -> Metadata:
-    """A backend's metadata as its caller is meant to see it: what another gateway says of itself stays here."""
-    return tuple(pair for pair in metadata(pairs) if not pair[0].startswith("headrace-"))
-
-
-def _unbase64(text: str) -> bytes | None:
-    try:
-        return b64decode(text + "=" * (-len(text) % 4), validate=True)
-    except ValueError:
-        return None
 
 
 # Reading

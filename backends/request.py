@@ -128,11 +128,18 @@ class HttpCall(msgspec.Struct, frozen=True):
 
 
 class Trait(msgspec.Struct, frozen=True):
-    """What a model is like. `told` is False where its server has no configuration to tell."""
+    """What a model is like. `told` is False where its server has no configuration to tell.
+
+    An input is `(name, datatype, dimensions)`, without the batch's, which a `batched` model has besides; `outputs` are
+    datatypes by name.
+    """
 
     decoupled: bool = False
     stateful: bool = False
     told: bool = True
+    batched: bool = False
+    inputs: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+    outputs: Mapping[str, str] = {}
 
     @property
     def divisible(self) -> bool:

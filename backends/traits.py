@@ -1,15 +1,18 @@
-"""What a server's own configuration says of its models: which are decoupled, which are stateful.
+"""What a server's own configuration says of its models: which are decoupled or stateful, what they take and give.
 
 Theory of operation. A decoupled model answers a call with any number of responses, a stateful one answers by what came
 before: neither call may be merged with another, answered from a cache or asked of another model first. Who has to know
 asks here: `known` looks it up and never waits, `learn` asks the server where it is not known. What was told is kept for
-a minute; then the next look-up has it asked again in the background, and the old answer stands until the new one comes.
-It is forgotten when a model is loaded or unloaded through the gateway, and when the server has been down.
+half a minute; then the next look-up has it asked again in the background, and the old answer stands until the new one
+comes. It is forgotten when a model is loaded or unloaded through the gateway, and when the server has been down.
 
 Unknown is not no. A server that could not be asked is asked again after a second, and until then its models are treated
 as if they were decoupled. One that does not know the model answers every call of it with one error, whatever the path;
 that is asked again after a second, too. One that does not know the question, or answers another (it is no Triton), has
 no configuration to tell: `UNTOLD` is its models' trait, and the policy's word counts.
+
+A few calls cannot be sent without a model's inputs or outputs (`backends.interface`), and nothing old or supposed will
+do: `told` knows only what the server said within half a minute, and asks by the call itself, whose the failure is then.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ from contextvars import Context
 from backends.errors import BackendFailed, BadReply, Failure
 from backends.request import Trait
 
-_FRESH_SECONDS = 60.0
+# A model that is replaced by another under its name is not what is remembered.
+_FRESH_SECONDS = 30.0
 _SHORTLY_SECONDS = 1.0
 # A look-up beside a caller's own deadline; a healthy server needs a millisecond.
 ASK_SECONDS = 2.0
@@ -35,10 +39,13 @@ _Key = tuple[str, str]
 
 
 class _Entry:
-    __slots__ = ("trait", "until")
+    """What is supposed of a model `until` it is asked for again; `told` where its server said so."""
 
-    def __init__(self, trait: Trait | None, until: float) -> None:
+    __slots__ = ("told", "trait", "until")
+
+    def __init__(self, trait: Trait | None, told: bool, until: float) -> None:
         self.trait = trait
+        self.told = told
         self.until = until
 
 
@@ -69,10 +76,21 @@ class Traits:
         # Whoever leaves takes only itself along: others wait for the same answer.
         return await asyncio.shield(self._begin(key))
 
+    async def told(self, model: str, version: str, ask: Callable[[], Awaitable[Trait]]) -> Trait:
+        """What the server said of a model lately, or says to `ask` now. Raises what that raises."""
+        key, entries = (model, version), self._entries
+        entry = entries.get(key)
+        if entry is not None and entry.trait is not None and entry.told and entry.until > self._now():
+            return entry.trait
+        trait = await ask()
+        if entries is self._entries:
+            self._keep(key, trait, True, _FRESH_SECONDS)
+        return trait
+
     def forget(self) -> None:
         """Everything has to be asked anew."""
-        self._entries.clear()
         # What is being asked was asked before: its answer is for those who wait, and is not kept.
+        self._entries = OrderedDict()
         self._asking.clear()
 
     def close(self) -> None:
@@ -90,9 +108,9 @@ class Traits:
     async def _asked(self, key: _Key) -> Trait | None:
         task = asyncio.current_task()
         trait: Trait | None = None
-        seconds = _SHORTLY_SECONDS
+        told, seconds = False, _SHORTLY_SECONDS
         try:
-            trait, seconds = await self._ask(*key), _FRESH_SECONDS
+            trait, told, seconds = await self._ask(*key), True, _FRESH_SECONDS
         except BackendFailed as failure:
             if failure.status in ((12,) if failure.grpc else (405, 501)):
                 trait, seconds = UNTOLD, _FRESH_SECONDS
@@ -107,8 +125,11 @@ class Traits:
             before = self._entries.get(key)
             if trait is None and before is not None:
                 trait = before.trait
-            self._entries[key] = _Entry(trait, self._now() + seconds)
-            self._entries.move_to_end(key)
-            if len(self._entries) > _MAX_MODELS:
-                self._entries.popitem(last=False)
+            self._keep(key, trait, told, seconds)
         return trait
+
+    def _keep(self, key: _Key, trait: Trait | None, told: bool, seconds: float) -> None:
+        self._entries[key] = _Entry(trait, told, self._now() + seconds)
+        self._entries.move_to_end(key)
+        if len(self._entries) > _MAX_MODELS:
+            self._entries.popitem(last=False)

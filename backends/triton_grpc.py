@@ -23,7 +23,7 @@ import asyncio
 import contextlib
 import math
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import Context
 from functools import partial
 from typing import Any
@@ -32,6 +32,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from backends.addresses import Resolve
+from backends.configuration import read_message
 from backends.errors import (
     FIRST_BYTE,
     BackendFailed,
@@ -44,10 +45,12 @@ from backends.errors import (
     Unsupported,
 )
 from backends.grpc_channels import Channels, Line, Options
-from backends.kserve_grpc import answered, metadata, read_reply, read_trait, write_request
+from backends.grpc_metadata import answered, metadata
+from backends.grpc_replies import Replies, cancelled
+from backends.kserve_grpc import read_reply, write_request
 from backends.proto import kserve_pb2 as pb
 from backends.proto import wire
-from backends.request import HttpCall, Metadata, Relay, Reply, Request, RpcCall, Trait, replace
+from backends.request import HttpCall, Relay, Reply, Request, RpcCall, Trait, replace
 from backends.tls import ClientTls, explained_by_grpc
 
 _SERVICE = "/inference.GRPCInferenceService"
@@ -142,10 +145,10 @@ class TritonGrpc:
         except DecodeError:
             return f"{method} answered nonsense"
 
-    async def trait(self, model: str, version: str, deadline: float, headers: Mapping[str, str]) -> Trait:
+    async def trait(self, model: str, version: str, deadline: float, headers: Mapping[str, Any]) -> Trait:
         """What `model` is like. Raises Failure where the server does not tell."""
         asked = wire.text(1, model) + (wire.text(2, version) if version else b"")
-        return read_trait(await self._asked("ModelConfig", asked, deadline, headers))
+        return read_message(await self._asked("ModelConfig", asked, deadline, headers))
 
     async def _asked(self, method: str, message: bytes, deadline: float, headers: Mapping[str, str]) -> bytes:
         """The reply to one of the service's unary calls."""
@@ -248,7 +251,7 @@ class TritonGrpc:
                 raise Expired(FIRST_BYTE) from None
             raise self._failure(line, deadline, error) from None
         except asyncio.CancelledError:
-            if _cancelled():
+            if cancelled():
                 if loop.time() < began + _GROWN:
                     loop.call_at(began + _GROWN, call.cancel)
                 else:
@@ -270,18 +273,18 @@ class TritonGrpc:
         )
         line.calls += 1
         call.add_done_callback(lambda _: line.leave())
-        chunks = _Chunks(call, content.messages, partial(self._failure, line, request.deadline), self._address)
+        replies = Replies(call, content.messages, partial(self._failure, line, request.deadline), self._address)
         try:
             async with asyncio.timeout(self._first_byte_timeout if self._first_byte_timeout < math.inf else None):
-                await chunks.begin()
+                await replies.begin()
                 initial = await call.initial_metadata()
         except TimeoutError:
-            await chunks.aclose()
+            await replies.aclose()
             raise Expired(FIRST_BYTE) from None
         except BaseException:
-            await chunks.aclose()
+            await replies.aclose()
             raise
-        return Relay(200, tuple((k.encode(), _bytes(v)) for k, v in answered(initial)), chunks, chunks.trailers)
+        return Relay(200, tuple((k.encode(), _bytes(v)) for k, v in answered(initial)), replies, replies.trailers)
 
     def _failure(self, line: Line, deadline: float, error: grpc.aio.AioRpcError) -> Failure:
         """What a failed call means."""
@@ -343,95 +346,6 @@ class TritonGrpc:
         ]
 
 
-class _Chunks:
-    """A relayed call's replies, one by one. Closing it, or dropping it, cancels the call if it still runs."""
-
-    def __init__(
-        self,
-        call: Any,
-        messages: AsyncIterator[bytes],
-        failure: Callable[[grpc.aio.AioRpcError], Failure],
-        address: str,
-    ) -> None:
-        self._call = call
-        self._replies = call.__aiter__()
-        self._failure = failure
-        self._address = address
-        self._first: bytes | None = None
-        self._trailing: Metadata = ()
-        self._faults: list[Exception] = []
-        # Must not hold `self`, which would then never be dropped.
-        self._sending = sending = asyncio.create_task(_send(call, messages, self._faults), context=Context())
-        # A peer may answer before all was said. A write that is under way then fails, and grpc.aio puts an "Internal
-        # error from Core" over the status that has come already, be it OK: so writing ends as soon as there is one.
-        call.add_done_callback(lambda _: sending.cancel())
-
-    async def begin(self) -> None:
-        with contextlib.suppress(StopAsyncIteration):
-            self._first = await self._read()
-
-    def __aiter__(self) -> _Chunks:
-        return self
-
-    async def __anext__(self) -> bytes:
-        if self._first is not None:
-            first, self._first = self._first, None
-            return first
-        return await self._read()
-
-    def trailers(self) -> Metadata:
-        return self._trailing
-
-    async def aclose(self) -> None:
-        self._stop()
-
-    async def _read(self) -> bytes:
-        try:
-            reply: bytes = await anext(self._replies)
-        except StopAsyncIteration:
-            self._trailing = answered(await self._call.trailing_metadata() or ())
-            self._stop()
-            raise
-        except grpc.aio.AioRpcError as error:
-            self._stop()
-            raise self._failure(error) from None
-        except asyncio.CancelledError:
-            self._stop()
-            if _cancelled():
-                raise
-            if self._faults:
-                raise self._faults[0] from None
-            raise ConnectionLost(f"backend {self._address}: the client was closed during the call") from None
-        return reply
-
-    def _stop(self) -> None:
-        self._call.cancel()
-        self._sending.cancel()
-
-    def __del__(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and the call with it
-            self._stop()
-
-
-async def _send(call: Any, messages: AsyncIterator[bytes], faults: list[Exception]) -> None:
-    """Writes the caller's messages to the call; an exception of theirs ends it and is kept in `faults`."""
-    over = (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError)  # whoever reads learns why
-    try:
-        async for message in messages:
-            try:
-                await call.write(message)
-            except over:
-                return
-        with contextlib.suppress(*over):
-            await call.done_writing()
-    except asyncio.CancelledError:
-        call.cancel()
-        raise
-    except Exception as fault:
-        faults.append(fault)
-        call.cancel()
-
-
 _SETTLED = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
 
 
@@ -440,16 +354,6 @@ async def _settled(channel: Any) -> None:
     with contextlib.suppress(grpc.aio.BaseError):
         while (state := channel.get_state(try_to_connect=True)) not in _SETTLED:
             await channel.wait_for_state_change(state)
-
-
-def _cancelled() -> bool:
-    """Whether it is this very task that is being cancelled.
-
-    grpc.aio raises CancelledError for a call that ended because its channel was closed, too; to let that pass for a
-    cancellation would leave a caller without an answer.
-    """
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
 
 
 def _wake(waiter: asyncio.Future[None], _: Any) -> None:

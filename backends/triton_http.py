@@ -6,10 +6,12 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from math import inf
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
+from backends.configuration import read_document
 from backends.errors import BackendFailed, BadReply, Failure, Rejected
 from backends.http_client import HttpClient, HttpResponse
 from backends.kserve_json import read_reply, write_request
@@ -28,21 +30,6 @@ _ITS_OWN = frozenset(name.encode() for name in HOP_BY_HOP) | {
 _MAX_MESSAGE = 1000
 # How servers say that a queue of theirs is full: busy, not down.
 _QUEUE_FULL = ("exceeds maximum queue size", "queue is full", "queue full")
-
-
-class _Transaction(msgspec.Struct):
-    decoupled: bool = False
-
-
-class _Configuration(msgspec.Struct):
-    """What is asked of a model's configuration; Triton leaves out what does not apply."""
-
-    name: str
-    model_transaction_policy: _Transaction | None = None
-    sequence_batching: msgspec.Raw = msgspec.Raw()
-
-
-_configuration = msgspec.json.Decoder(_Configuration)
 
 
 class TritonHttp:
@@ -72,18 +59,13 @@ class TritonHttp:
             return failure.message
         return "" if response.status == 200 else f"{target} answered {response.status}"
 
-    async def trait(self, model: str, version: str, deadline: float, headers: Mapping[str, str]) -> Trait:
+    async def trait(self, model: str, version: str, deadline: float, headers: Mapping[str, Any]) -> Trait:
         """What `model` is like. Raises Failure where the server does not tell."""
         target = _infer_target(model, version).removesuffix("/infer") + "/config"
         response = await self._client.request("GET", target, _encoded(headers), deadline=deadline)
         if response.status != 200:
             raise _failure(response)
-        try:
-            told = _configuration.decode(response.body)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            raise BadReply(f"{target}: expected a model's configuration as JSON") from None
-        policy = told.model_transaction_policy
-        return Trait(decoupled=policy is not None and policy.decoupled, stateful=bool(told.sequence_batching))
+        return read_document(response.body, target)
 
     def refresh(self) -> None:
         self._client.refresh()

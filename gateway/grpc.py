@@ -23,32 +23,24 @@ from functools import partial
 from typing import Any, TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError
 
-from backends.errors import BadRequest, Failure, NotFound, SlowCaller, TooLarge
-from backends.kserve_grpc import end_to_end, metadata, named, names_model, read_request, write_reply
-from backends.proto import kserve_pb2 as pb
+from backends.errors import BadRequest, Failure, SlowCaller, TooLarge
+from backends.grpc_metadata import end_to_end, metadata
+from backends.kserve_grpc import read_request, write_reply
+from backends.kserve_grpc_relayed import named, names_model
 from backends.request import Infer, Metadata, Parameters, Relay, Reply, Request, RpcCall, Service, replace
 from gateway import grpc_stream
 from gateway.deadline import seconds
+from gateway.grpc_health import Health
+from gateway.grpc_server import Server
 from gateway.grpc_stream import InferStream
 from gateway.respond import Headers
 from policies.spec import ListenTls
 
 _INFERENCE = "inference.GRPCInferenceService"
 _INFER = f"/{_INFERENCE}/ModelInfer"
-# Watch has no event to wait for; a second is soon enough for whoever balances by health.
-_WATCH_S = 1.0
-# The shortest keep-alive that clients are told to use is 10 s; half of it, so that no jitter makes an abuse of it.
-_PING_MS = 5_000
-# A connection that does not begin to speak HTTP/2 is not held for longer.
-_PREFACE_MS = 10_000
-# Calls that wait for the event loop. gRPC cancels some beyond 1,000 and all beyond 3,000 without a word; who is too
-# many is for `limits.in_flight` to say.
-_PENDING = 1 << 16
 # A call that says nothing belongs to nobody, and is held for nothing.
 _FIRST_MESSAGE_S = 30.0
-_MAX_METADATA_BYTES = 64 * 1024
 # Status and trailing metadata share a header block that clients take up to 8 KiB of: the last of them is ours.
 _MAX_STATUS_BYTES = 7 * 1024
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode if code.value[0]}
@@ -84,32 +76,13 @@ class GrpcEdge:
         self._service = service
         self._now = now
         self._max_message_bytes = max_message_bytes
-        self._ready = ready
         self._grpc_status = grpc_status
         self._decision_headers = decision_headers
         self._refused = refused
         self._report = report
-        self._tls = tls
-        self._renewed: Any = None  # what the next handshake is to bring into use
         self._streams: set[InferStream] = set()
-        self._server: Any = None
-        self._stopping: asyncio.Event | None = None
-        self._options = (
-            ("grpc.max_receive_message_length", max_message_bytes()),  # of decompressed ones, too
-            ("grpc.max_send_message_length", -1),  # an answer was bounded when it came from the backend
-            # As over HTTP; gRPC's own is 8 KiB, beyond which it refuses some calls and takes others.
-            ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
-            ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
-            ("grpc.so_reuseport", int(shared)),  # else off: a port in use must not be shared by accident
-            # Clients may ask whether we live, idle ones too; one that does not answer us is gone.
-            ("grpc.http2.min_ping_interval_without_data_ms", _PING_MS),
-            ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.keepalive_time_ms", 60_000),
-            ("grpc.keepalive_timeout_ms", 20_000),
-            ("grpc.server_handshake_timeout_ms", _PREFACE_MS),
-            ("grpc.server.max_pending_requests", _PENDING),
-            ("grpc.server.max_pending_requests_hard_limit", _PENDING),
-        )
+        self._server = Server(max_message_bytes=max_message_bytes(), shared=shared, tls=tls)
+        self._health = Health(ready, _INFERENCE)
         self._handlers = {
             _INFER: grpc.unary_unary_rpc_method_handler(self._infer),
             grpc_stream.METHOD: grpc.stream_stream_rpc_method_handler(self._stream),
@@ -124,39 +97,11 @@ class GrpcEdge:
 
         Raises OSError, naming the address, where one cannot be had; then none is listened on.
         """
-        self._stopping = asyncio.Event()
-        server = grpc.aio.server(options=self._options)
-        server.add_generic_rpc_handlers((self,))
-        ports: list[int] = []
-        for address in addresses:
-            try:
-                if self._tls is None:
-                    port = server.add_insecure_port(address)
-                else:
-                    port = server.add_secure_port(address, self._credentials(self._tls))
-            except RuntimeError:
-                port = 0
-            if not port:
-                await server.stop(None)
-                raise OSError(f"cannot listen on {address} (gRPC): in use, or not an address of this machine")
-            ports.append(port)
-        await server.start()
-        self._server = server
-        return ports[0]
+        return await self._server.start(addresses, self)
 
     def renew(self, tls: ListenTls) -> None:
         """Connections that come from now on are shown this certificate, and checked by these authorities."""
-        self._renewed = _shown(tls)
-
-    def _credentials(self, tls: ListenTls) -> Any:
-        def renewed() -> Any:
-            """Asked at each handshake; None: what there is goes on."""
-            found, self._renewed = self._renewed, None
-            return found
-
-        return grpc.dynamic_ssl_server_credentials(
-            _shown(tls), renewed, require_client_authentication=tls.client_ca is not None
-        )
+        self._server.renew(tls)
 
     def cut(self, failure: Failure) -> None:
         """Ends every stream of inferences with `failure`, as the last of its messages and as its status."""
@@ -165,9 +110,8 @@ class GrpcEdge:
 
     async def stop(self, grace: float) -> None:
         """Takes no more calls, and cancels those that still run after `grace` seconds."""
-        if self._server is not None and self._stopping is not None:
-            self._stopping.set()
-            await self._server.stop(grace)
+        self._health.stopping.set()
+        await self._server.stop(grace)
 
     def service(self, details: Any) -> Any:
         """gRPC's look-up of a method: its handler, or None for UNIMPLEMENTED."""
@@ -303,46 +247,24 @@ class GrpcEdge:
             await _out(context.send_initial_metadata(initial))
 
     async def _server_live(self, data: bytes, context: Any) -> bytes:
-        return pb.ServerLiveResponse(live=True).SerializeToString()
+        return self._health.server_live()
 
     async def _server_ready(self, data: bytes, context: Any) -> bytes:
-        return pb.ServerReadyResponse(ready=self._ready()).SerializeToString()
+        return self._health.server_ready()
 
     async def _check(self, data: bytes, context: Any) -> bytes:
         return await self._guarded(context, self._checked_health(data))
 
     async def _checked_health(self, data: bytes) -> bytes:
-        service = _asked(data)
-        if not _known(service):
-            raise NotFound(f"health: unknown service '{service[:64]}'")
-        return self._health()
+        return self._health.check(data)
 
     async def _watch(self, data: bytes, context: Any) -> None:
         await self._guarded(context, self._watched(data, context))
 
     async def _watched(self, data: bytes, context: Any) -> None:
-        assert self._stopping is not None
-        unknown = pb.HealthCheckResponse(status=pb.HealthCheckResponse.SERVICE_UNKNOWN).SerializeToString()
-        service, last = _asked(data), b""
-        while True:
-            stopping = (
-                self._stopping.is_set()
-            )  # asked first: it may change while a status is written, which is then old
-            status = self._health() if _known(service) else unknown
-            if status != last:
+        async with aclosing(self._health.watch(data)) as statuses:
+            async for status in statuses:
                 await _out(context.write(status))
-                last = status
-            if stopping:
-                return
-            try:
-                await asyncio.wait_for(self._stopping.wait(), _WATCH_S)
-            except TimeoutError:
-                continue
-
-    def _health(self) -> bytes:
-        serving = self._ready() and self._stopping is not None and not self._stopping.is_set()
-        status = pb.HealthCheckResponse.SERVING if serving else pb.HealthCheckResponse.NOT_SERVING
-        return pb.HealthCheckResponse(status=status).SerializeToString()
 
     # From the wire, and back to it
 
@@ -425,13 +347,6 @@ async def _out(writing: Awaitable[None]) -> None:
         raise _CallerLeft from error
 
 
-def _shown(tls: ListenTls) -> Any:
-    """A certificate as gRPC takes it."""
-    pair = tls.key.text.value.encode(), tls.certificate.text.value.encode()
-    authorities = tls.client_ca.text.value.encode() if tls.client_ca else None
-    return grpc.ssl_server_certificate_configuration([pair], root_certificates=authorities)
-
-
 def _fitting(text: str) -> str:
     """As much of a status' text as fits: what is not printable ASCII takes three bytes for each of its own."""
     size = 0
@@ -463,14 +378,3 @@ async def _one_model(
                 f"got '{other[0][:64]}' version '{other[1][:16]}'"
             )
         yield message
-
-
-def _asked(data: bytes) -> str:
-    try:
-        return pb.HealthCheckRequest.FromString(data).service
-    except DecodeError:
-        raise BadRequest("health: expected a HealthCheckRequest as protobuf") from None
-
-
-def _known(service: str) -> bool:
-    return service in ("", _INFERENCE)

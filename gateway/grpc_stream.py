@@ -38,7 +38,8 @@ from backends.errors import (
     TooSlow,
     Unsupported,
 )
-from backends.kserve_grpc import model_error, read_request, request_id, stream_error
+from backends.kserve_grpc import read_request
+from backends.kserve_grpc_relayed import model_error, request_id, stream_error
 from backends.parameters import Sequence, SequenceId, sequence
 from backends.request import Relay, Reply, Request, RpcCall, Service, Trait
 from gateway.turns import Turn, Turns

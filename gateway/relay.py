@@ -17,7 +17,7 @@ import msgspec
 from backends import combined, events
 from backends.calls import Ask, asks
 from backends.errors import BadReply
-from backends.kserve_grpc import rename, rename_reply
+from backends.kserve_grpc_relayed import rename, rename_reply
 from backends.request import HttpCall, Relay, Reply, Request, RpcCall, Service, replace
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])

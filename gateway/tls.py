@@ -1,4 +1,4 @@
-"""The TLS that callers of the HTTP listener meet; gRPC makes its own of the same certificate (gateway/grpc.py)."""
+"""The TLS that callers of the HTTP listener meet; gRPC makes its own of that certificate (gateway/grpc_server.py)."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextvars import Context
 from functools import partial
 from os.path import normpath
+from typing import Any
 
 from backends.errors import BackendFailed, Failure, Unreachable
 from backends.local import metadata
@@ -63,7 +64,7 @@ class LocalClient:
             self._loading, self._reason = None, ""
         return await self._missing(deadline)
 
-    async def trait(self, model: str, version: str, deadline: float, headers: Mapping[str, str]) -> Trait:
+    async def trait(self, model: str, version: str, deadline: float, headers: Mapping[str, Any]) -> Trait:
         """A model in this process answers each row by itself."""
         return Trait()
 

@@ -20,8 +20,9 @@ import grpc
 import httpx
 
 from tests.support.leaving import HttpCaller, gateway, infer, post, stream
-from tests.support.recorder import Recorder, recording, until
+from tests.support.recorder import Recorder, recording
 from tests.support.serve import Served
+from tests.support.waiting import until
 
 CANCELS = 10_000 if os.environ.get("HEADRACE_SOAK") else 1_000
 AT_ONCE = 24  # more would be gone before anybody looks at them

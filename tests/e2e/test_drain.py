@@ -15,8 +15,9 @@ import httpx
 import pytest
 
 from tests.support.leaving import HttpCaller, gateway, infer, post, stream
-from tests.support.recorder import Recorder, recording, until
+from tests.support.recorder import Recorder, recording
 from tests.support.serve import Served
+from tests.support.waiting import until
 
 POLICY = """
 backends: {{b: {{endpoints: ["grpc://{address}"], model: m}}}}

@@ -19,7 +19,7 @@ import grpc
 
 from backends.proto import kserve_pb2 as pb
 from tests.support.leaving import HttpCaller, infer, post
-from tests.support.nginx import nginx
+from tests.support.nginx import before_gateways
 from tests.support.recorder import recording
 from tests.support.serve import LISTENERS, Served, free_port, served
 
@@ -125,7 +125,7 @@ def test_a_rolling_restart_behind_nginx_loses_nothing(tmp_path: Path) -> None:
                 ]
                 http = [f"127.0.0.1:{gateway.port}" for gateway in gateways]
                 rpc = [f"127.0.0.1:{gateway.port + 1}" for gateway in gateways]
-                front = stack.enter_context(nginx(tmp_path / "nginx", http, rpc))
+                front = stack.enter_context(before_gateways(tmp_path, http, rpc))
                 async with grpc.aio.insecure_channel(front.grpc) as channel:
                     loads = [asyncio.create_task(over_http(front.http)) for _ in range(CALLERS)]
                     loads += [asyncio.create_task(over_grpc(channel)) for _ in range(CALLERS)]

@@ -14,8 +14,9 @@ import pytest
 
 from backends.proto import kserve_pb2 as pb
 from tests.support.leaving import HttpCaller, infer, post, stream
-from tests.support.recorder import Recorder, recording, until
+from tests.support.recorder import Recorder, recording
 from tests.support.serve import Served, free_port, served
+from tests.support.waiting import until
 
 POLICY = """
 backends:

@@ -15,10 +15,9 @@ import httpx
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from deploy.demo.repository import write_test_models
-from deploy.demo.triton import Triton, ensure_venv
-from tests.support.serve import Served, served, within
-from tests.support.triton import VENV
+from deploy.demo.triton import Triton
+from tests.support.serve import Served, within
+from tests.support.triton import proxied
 
 POLICY = """
 backends:
@@ -32,13 +31,8 @@ routes:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Triton, Served]]:
-    folder = tmp_path_factory.mktemp("endpoints")
-    repository = write_test_models(folder / "models")
-    with Triton(ensure_venv(VENV), repository, log=folder / "triton.log", models=["echo"]) as server:
-        policy = folder / "policy.yaml"
-        policy.write_text(POLICY.format(http=server.http, grpc=server.grpc))
-        with served(folder, str(policy)) as gateway:
-            yield server, gateway
+    with proxied(tmp_path_factory.mktemp("endpoints"), POLICY, "echo") as pair:
+        yield pair
 
 
 INPUT = {"name": "IN_INT64", "datatype": "INT64", "shape": [1, 2], "data": [1, -(2**63)]}

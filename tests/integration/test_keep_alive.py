@@ -15,7 +15,7 @@ import uvloop
 from backends.errors import Failure
 from backends.http_client import HttpClient
 from gateway.server import KEEP_ALIVE_SECONDS
-from tests.support.nginx_backend import nginx
+from tests.support import nginx
 
 SERVER = "keepalive_timeout {timeout}; keepalive_requests {requests}; location / {{ return 200 ok; }}"
 LOST = "the connection was lost (connection reset by peer) before any of the response"
@@ -54,7 +54,7 @@ def executed(folder: Path) -> int:
 def test_no_request_is_lost_to_a_backend_that_says_how_long_it_waits(
     tmp_path: Path, run: Any, timeout: str, requests: int, pause: float, spread: float
 ) -> None:
-    with nginx(tmp_path, SERVER.format(timeout=timeout, requests=requests)) as port:
+    with nginx.backend(tmp_path, SERVER.format(timeout=timeout, requests=requests)) as port:
         got = run(load(port, 2.5, pause, spread))
     assert set(got) == {"200 ok"}, got
     assert executed(tmp_path) == got["200 ok"], "each once"
@@ -66,7 +66,7 @@ def test_of_a_backend_that_keeps_its_time_to_itself_only_what_is_uncertain_is_lo
 
     Whether it had read it nobody can tell, so that is an error; what it had not received is sent once more.
     """
-    with nginx(tmp_path, SERVER.format(timeout="30ms", requests=1_000_000)) as port:
+    with nginx.backend(tmp_path, SERVER.format(timeout="30ms", requests=1_000_000)) as port:
         got = run(load(port, 2.5, 0.03, 0.003))
     answered = got.pop("200 ok")
     lost = sum(got.values())

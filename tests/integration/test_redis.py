@@ -156,7 +156,7 @@ def test_one_that_is_killed_and_comes_back_is_told_of_once_each_way(server: Redi
             assert kept.dropped > 200
             await asyncio.sleep(0.5)
             server.start()
-            await until(lambda: kept.up, 5)
+            await until(lambda: kept.up, seconds=5)
             await filled_again(kept)
         assert facts.states == ["up", "down", "up"]
         assert facts.told[2] == (True, "")
@@ -189,7 +189,7 @@ def test_one_that_is_silent_costs_three_limits_and_then_nothing(server: RedisSer
                 await kept.get_many([key(1)])
             assert time.monotonic() - began < 0.1
             server.resume()
-            await until(lambda: kept.up, 6)
+            await until(lambda: kept.up, seconds=6)
             assert await hit(kept)
         assert facts.states == ["up", "down", "up"]
 

@@ -15,10 +15,9 @@ import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 from tritonclient.utils import shared_memory as shm
 
-from deploy.demo.repository import write_test_models
-from deploy.demo.triton import Triton, ensure_venv
+from deploy.demo.triton import Triton
 from tests.support.serve import Served, served
-from tests.support.triton import VENV
+from tests.support.triton import proxied
 
 POLICY = """
 backends:
@@ -38,13 +37,8 @@ CLIENTS = pytest.mark.parametrize("client", [httpclient, grpcclient], ids=["http
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Triton, Served]]:
-    folder = tmp_path_factory.mktemp("memory")
-    repository = write_test_models(folder / "models")
-    with Triton(ensure_venv(VENV), repository, log=folder / "triton.log", models=["echo"]) as server:
-        policy = folder / "policy.yaml"
-        policy.write_text(POLICY.format(http=server.http, grpc=server.grpc))
-        with served(folder, str(policy)) as gateway:
-            yield server, gateway
+    with proxied(tmp_path_factory.mktemp("memory"), POLICY, "echo") as pair:
+        yield pair
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from backends.errors import BadReply, ConnectionLost, Expired
 from backends.http_client import HttpClient
+from tests.support.strategies import spoiled
 
 POISON = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\npoison"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -143,15 +144,9 @@ PIECES = st.sampled_from(
 def hostile(draw: st.DrawFn) -> list[bytes]:
     """Some answers in a row, with a few pieces put in or cut out, in as many parts as may be."""
     whole = st.sampled_from([OK, CHUNKED + b"\r\n2\r\nok\r\n0\r\n\r\n", b"HTTP/1.1 204 No Content\r\n\r\n"])
-    text = bytearray(b"".join(draw(st.lists(whole, min_size=1, max_size=2))))
-    for _ in range(draw(st.integers(0, 4))):
-        at = draw(st.integers(0, len(text)))
-        if draw(st.booleans()):
-            text[at:at] = draw(PIECES)
-        else:
-            del text[at : at + draw(st.integers(1, 6))]
+    text = draw(spoiled(b"".join(draw(st.lists(whole, min_size=1, max_size=2))), PIECES))
     cuts = sorted(draw(st.sets(st.integers(1, len(text) + 1), max_size=3)))
-    return [bytes(text[a:b]) for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True) if text[a:b]]
+    return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True) if text[a:b]]
 
 
 @settings(max_examples=150, deadline=None)

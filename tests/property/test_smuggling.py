@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.http1 import Http1Server
-from tests.support.recording import Backend, proxied, sent
+from tests.support.proxied import Backend, proxied, sent
+from tests.support.strategies import spoiled
 
 POST = b"POST /v2/models/a/generate HTTP/1.1\r\nHost: x\r\n"
 INNER = b"GET /v2/models/SMUGGLED HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -156,14 +157,7 @@ GOOD = st.sampled_from(
 @st.composite
 def mutated(draw: st.DrawFn) -> bytes:
     """Good requests in a row, with a few pieces put in or cut out."""
-    text = bytearray(b"".join(draw(st.lists(GOOD, min_size=1, max_size=4))))
-    for _ in range(draw(st.integers(0, 4))):
-        at = draw(st.integers(0, len(text)))
-        if draw(st.booleans()):
-            text[at:at] = draw(PIECES)
-        else:
-            del text[at : at + draw(st.integers(1, 6))]
-    return bytes(text)
+    return draw(spoiled(b"".join(draw(st.lists(GOOD, min_size=1, max_size=4))), PIECES))
 
 
 class Statuses:

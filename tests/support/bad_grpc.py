@@ -14,6 +14,7 @@ from typing import Any
 
 from backends.proto import kserve_pb2 as pb
 from backends.proto import wire
+from tests.support.faults import Faults
 from tests.support.http_calls import DATATYPES, output, packed, values
 
 _CONTENTS = {
@@ -71,22 +72,8 @@ def _sound(seed: int, chance: random.Random) -> GrpcCall:
     return GrpcCall(seed, message)
 
 
-def made(seed: int) -> GrpcCall:
-    """The call of a seed: every sixth is sound, most have one fault, some two."""
-    chance = random.Random(seed)
-    call = _sound(seed, chance)
-    for name in chance.sample(sorted(FAULTS), chance.choice([0, 1, 1, 1, 1, 2])):
-        if call.kills or (call.faults and name in KILLING):
-            break  # a second fault may change what kills into what does not
-        call.kills = name in KILLING
-        call.faults += (name,)
-        FAULTS[name](call, chance)
-    return call
-
-
-Fault = Callable[[GrpcCall, random.Random], None]
-FAULTS: dict[str, Fault] = {}
-KILLING = frozenset({"grpc_shape_whose_product_overflows", "grpc_classification_of_text"})
+FAULTS = Faults(_sound, killing=("grpc_shape_whose_product_overflows", "grpc_classification_of_text"))
+made, fault = FAULTS.made, FAULTS.fault
 
 
 def _of(**choice: Any) -> pb.InferParameter:
@@ -103,21 +90,21 @@ def _in_first(name: str, field_name: str, *choices: Any) -> None:
         else:
             setattr(first, field_name, value)
 
-    FAULTS[name] = spoil
+    FAULTS.add(name, spoil)
 
 
 def _set(name: str, field_name: str, *choices: Any) -> None:
     def spoil(call: GrpcCall, chance: random.Random) -> None:
         setattr(call.message, field_name, chance.choice(choices))
 
-    FAULTS[name] = spoil
+    FAULTS.add(name, spoil)
 
 
 def _parameter(name: str, key: str, *choices: pb.InferParameter) -> None:
     def spoil(call: GrpcCall, chance: random.Random) -> None:
         call.message.parameters[key].CopyFrom(chance.choice(choices))
 
-    FAULTS[name] = spoil
+    FAULTS.add(name, spoil)
 
 
 def _of_output(name: str, key: str, *choices: pb.InferParameter) -> None:
@@ -126,14 +113,14 @@ def _of_output(name: str, key: str, *choices: pb.InferParameter) -> None:
         wanted = call.message.outputs.add(name=output(call.message.inputs[0].name if call.message.inputs else "X"))
         wanted.parameters[key].CopyFrom(chance.choice(choices))
 
-    FAULTS[name] = spoil
+    FAULTS.add(name, spoil)
 
 
 def _bytes(name: str, *edits: Callable[[bytes], bytes]) -> None:
     def spoil(call: GrpcCall, chance: random.Random) -> None:
         call.edits.append(chance.choice(edits))
 
-    FAULTS[name] = spoil
+    FAULTS.add(name, spoil)
 
 
 def _method(name: str, method: str, *messages: bytes) -> None:
@@ -142,7 +129,7 @@ def _method(name: str, method: str, *messages: bytes) -> None:
         message = chance.choice(messages)
         call.edits = [lambda _: message]
 
-    FAULTS[name] = spoil
+    FAULTS.add(name, spoil)
 
 
 _in_first("grpc_shape_negative", "shape", [-1, 16], [1, -3], [-1, -1])
@@ -181,11 +168,6 @@ _method("grpc_metadata_of_what", "ModelMetadata", b"", wire.text(1, "nope"), b"\
 _method("grpc_config_of_what", "ModelConfig", wire.text(1, "nope"), b"\xff", wire.text(1, "echo") + wire.text(2, "x"))
 _method("grpc_index", "RepositoryIndex", b"\xff\xff", wire.text(1, "x"))
 _method("grpc_method_unknown", "Nope", b"", b"\xff")
-
-
-def fault(spoil: Fault) -> Fault:
-    FAULTS[spoil.__name__] = spoil  # type: ignore[attr-defined]
-    return spoil
 
 
 @fault

@@ -21,36 +21,17 @@ from __future__ import annotations
 
 import gzip
 import random
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from tests.support.faults import Faults
 from tests.support.http_calls import Edit, HttpCall, output, sound
 
-Fault = Callable[[HttpCall, random.Random], None]
-FAULTS: dict[str, Fault] = {}
-KILLING = frozenset({
+FAULTS = Faults(sound, killing=(
     "shape_larger_than_the_data", "shape_whose_product_overflows", "nested_deeply", "bomb", "classification_of_text",
     "classification_of_nothing",
-})  # fmt: skip
-
-
-def made(seed: int) -> HttpCall:
-    """The call of a seed: every sixth is sound, most have one fault, some two."""
-    chance = random.Random(seed)
-    call = sound(seed, chance)
-    for name in chance.sample(sorted(FAULTS), chance.choice([0, 1, 1, 1, 1, 2])):
-        if call.kills or (call.faults and name in KILLING):
-            break  # a second fault may change what kills into what does not
-        call.kills = name in KILLING
-        call.faults += (name,)
-        FAULTS[name](call, chance)
-    return call
-
-
-def fault(spoil: Fault) -> Fault:
-    FAULTS[spoil.__name__] = spoil  # type: ignore[attr-defined]
-    return spoil
+))  # fmt: skip
+made, fault = FAULTS.made, FAULTS.fault
 
 
 def _in_first(name: str, key: str, *values: Any) -> None:
@@ -64,7 +45,7 @@ def _in_first(name: str, key: str, *values: Any) -> None:
             if value is not ...:
                 inputs[0][key] = value
 
-    FAULTS[name] = spoil
+    FAULTS.add(name, spoil)
 
 
 def _in_root(name: str, key: str, *values: Any) -> None:
@@ -74,7 +55,7 @@ def _in_root(name: str, key: str, *values: Any) -> None:
         if value is not ...:
             call.document[key] = value
 
-    FAULTS[name] = spoil
+    FAULTS.add(name, spoil)
 
 
 def _parameter(name: str, key: str, *values: Any) -> None:
@@ -82,35 +63,35 @@ def _parameter(name: str, key: str, *values: Any) -> None:
         given = call.document.get("parameters")
         call.document["parameters"] = (given if isinstance(given, dict) else {}) | {key: chance.choice(values)}
 
-    FAULTS[name] = spoil
+    FAULTS.add(name, spoil)
 
 
 def _of_output(name: str, key: str, *values: Any) -> None:
     def spoil(call: HttpCall, chance: random.Random) -> None:
         call.document["outputs"] = [{"name": output(_name(call)), "parameters": {key: chance.choice(values)}}]
 
-    FAULTS[name] = spoil
+    FAULTS.add(name, spoil)
 
 
 def _text(name: str, *edits: Edit) -> None:
     def spoil(call: HttpCall, chance: random.Random) -> None:
         call.edits.append(chance.choice(edits))
 
-    FAULTS[name] = spoil
+    FAULTS.add(name, spoil)
 
 
 def _header(name: str, key: str, *values: str) -> None:
     def spoil(call: HttpCall, chance: random.Random) -> None:
         call.headers[key] = chance.choice(values)
 
-    FAULTS[name] = spoil
+    FAULTS.add(name, spoil)
 
 
 def _target(name: str, *targets: str, method: str = "POST") -> None:
     def spoil(call: HttpCall, chance: random.Random) -> None:
         call.target, call.method = chance.choice(targets), method
 
-    FAULTS[name] = spoil
+    FAULTS.add(name, spoil)
 
 
 def _name(call: HttpCall) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import trustme
 
-from policies.spec import Pem, Secret
+from backends.tls import ClientTls
+from policies.spec import BackendTls, ListenTls, Pem, Secret
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
@@ -60,3 +61,23 @@ class Authority:
         if pair:
             context.load_cert_chain(pair.certificate, pair.key)
         return context
+
+
+class Place:
+    """An authority, servers that it vouches for, and one of whom it knows nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self.authority = Authority(folder)
+        self.stranger = Authority(folder, "stranger")
+        self.server = self.authority.pair("server", "127.0.0.1", "backend.test")
+        self.elsewhere = self.authority.pair("elsewhere", "elsewhere.test")
+        self.expired = self.authority.pair("expired", "127.0.0.1", expired=True)
+        self.unknown = self.stranger.pair("unknown", "127.0.0.1")
+        self.client = self.authority.pair("client")
+
+    def listen(self, pair: Pair, *, mutual: bool = False) -> ListenTls:
+        return ListenTls(*pair.pems(), pem(self.authority.ca) if mutual else None)
+
+    def tls(self, pair: Pair | None = None, name: str = "") -> ClientTls:
+        ours = pair.pems() if pair else (None, None)
+        return ClientTls(BackendTls(pem(self.authority.ca), *ours, server_name=name))

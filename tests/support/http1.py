@@ -7,6 +7,7 @@ import socket
 import struct
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import uvloop
 from gateway.http1 import Http1Server
 from gateway.server import Receive, Scope, Send
 from policies.spec import Address
+from tests.support import waiting
 
 HEAD = b"POST / HTTP/1.1\r\nhost: x\r\n"
 CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
@@ -164,8 +166,14 @@ def reset(client: socket.socket) -> None:
     client.close()
 
 
-async def until(true: Callable[[], Any], seconds: float = 1.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not become true in time"
-        await asyncio.sleep(0.002)
+def depart(client: socket.socket, how: str) -> None:
+    """The client resets its connection (`rst`), closes it (`fin`), or says that it sends no more."""
+    if how == "rst":
+        reset(client)
+    elif how == "fin":
+        client.close()
+    else:
+        client.shutdown(socket.SHUT_WR)
+
+
+until = partial(waiting.until, seconds=1.0)

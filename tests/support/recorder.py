@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -117,12 +117,3 @@ async def recording(seconds: float = 0.0, port: int = 0) -> AsyncIterator[Record
         yield recorder
     finally:
         await server.stop(0)
-
-
-async def until(true: Callable[[], Any], seconds: float = 5.0) -> float:
-    """When `true` became so, on the monotonic clock; an AssertionError where it does not in time."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it never happened"
-        await asyncio.sleep(0.001)
-    return time.monotonic()

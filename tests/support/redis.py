@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import uvloop
 from cache.redis import RedisStore
 from cache.store import Store
 from policies.spec import Redis
+from tests.support import waiting
 from tests.support.serve import free_port, within
 
 
@@ -119,12 +121,7 @@ async def store(
     assert not {task for task in left if "RedisStore" in repr(task)}, left
 
 
-async def until(true: Any, seconds: float = 10.0) -> None:
-    """Returns once `true()` is; fails where that takes too long."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not come true"
-        await asyncio.sleep(0.005)
+until = partial(waiting.until, seconds=10.0)
 
 
 @dataclass

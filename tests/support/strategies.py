@@ -150,3 +150,16 @@ def rows_of(tensor: Tensor) -> list[list[float]]:
 def call(*rows: Sequence[float], name: str = "x", **fields: Any) -> Infer:
     """A call with one FP32 input of these rows."""
     return Infer(Tensors.of((fp32(name, rows),)), **fields)
+
+
+@st.composite
+def spoiled(draw: st.DrawFn, good: bytes, pieces: st.SearchStrategy[bytes]) -> bytes:
+    """`good` with a few pieces put in or cut out."""
+    text = bytearray(good)
+    for _ in range(draw(st.integers(0, 4))):
+        at = draw(st.integers(0, len(text)))
+        if draw(st.booleans()):
+            text[at:at] = draw(pieces)
+        else:
+            del text[at : at + draw(st.integers(1, 6))]
+    return bytes(text)

@@ -19,6 +19,7 @@ import pytest
 from deploy.demo.prepare import BUILD, prepare
 from deploy.demo.repository import write_test_models
 from deploy.demo.triton import Triton, ensure_venv
+from tests.support.serve import Served, served
 
 VENV = BUILD.parent / "triton-venv"
 MODELS = Path(__file__).parent / "triton_models"
@@ -44,6 +45,16 @@ def triton_with(folder: Path, *models: str, http: int = 0, more: Sequence[str] =
         ensure_venv(VENV), repository, log=folder / "triton.log", models=list(models), http=http, more=more
     ) as server:
         yield server
+
+
+@contextmanager
+def proxied(folder: Path, policy: str, *models: str) -> Iterator[tuple[Triton, Served]]:
+    """`triton_with` these models, and a gateway before it; `policy` has its addresses as `{http}` and `{grpc}`."""
+    with triton_with(folder, *models) as server:
+        path = folder / "policy.yaml"
+        path.write_text(policy.format(http=server.http, grpc=server.grpc))
+        with served(folder, str(path)) as gateway:
+            yield server, gateway
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -35,13 +36,19 @@ class Methods:
 
 @asynccontextmanager
 async def backend(
-    script: Script, *, limit: int = 1 << 20, timeout: float = 2.0, options: Any = ()
+    script: Script, *, limit: int = 1 << 20, timeout: float = 2.0, first_byte: float = math.inf, options: Any = ()
 ) -> AsyncIterator[TritonGrpc]:
     server = grpc.aio.server(options=options)
     server.add_generic_rpc_handlers((Methods(script),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    client = TritonGrpc(f"127.0.0.1:{port}", now=time.monotonic, connect_timeout=timeout, max_message_bytes=limit)
+    client = TritonGrpc(
+        f"127.0.0.1:{port}",
+        now=time.monotonic,
+        connect_timeout=timeout,
+        max_message_bytes=limit,
+        first_byte_timeout=first_byte,
+    )
     try:
         yield client
     finally:

@@ -16,12 +16,14 @@ import socket
 import struct
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import uvloop
 
 from backends.http_client import HttpClient
+from tests.support import waiting
 
 REQUEST = "await one whole request"
 PAUSE = "let the client read what was sent"
@@ -133,13 +135,7 @@ async def echo(line: Any) -> None:
     line.transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
 
 
-async def until(condition: Callable[[], object]) -> None:
-    """Wait, two seconds at most, for what the event loop is about to do."""
-    for _ in range(2000):
-        if condition():
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("it never happened")
+until = partial(waiting.until, seconds=2.0)
 
 
 def transcript(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from google.protobuf import json_format
 
+from backends.configuration import read_document, read_message
 from backends.endpoint import Client, Endpoint
 from backends.errors import FIRST_BYTE, BadRequest, ConnectionLost, Expired, Failure, Rejected, TooSlow, Unreachable
 from backends.proto.management_pb2 import ModelConfigResponse
@@ -116,12 +117,11 @@ def test_classes_are_asked_of_what_has_some_only(protocol: str) -> None:
             super().__init__()
             self.config = ModelConfig(name="m", output=[{"name": "Y", "data_type": datatype}])
 
-        async def __call__(self, request: Request, /) -> Reply:
-            if isinstance(request.content, Infer):
-                return await super().__call__(request)
+        async def trait(self, model: str, version: str, deadline: float, headers: Any) -> Trait:
             if protocol == "grpc":
-                return Reply(Relay(200, (), ModelConfigResponse(config=self.config).SerializeToString()))
-            return Reply(Relay(200, (), json_format.MessageToJson(self.config).encode()))
+                return read_message(ModelConfigResponse(config=self.config).SerializeToString())
+            document = json_format.MessageToJson(self.config, preserving_proto_field_name=True)
+            return read_document(document.encode(), "/config")
 
     def replica(datatype: str) -> Endpoint:
         server = Configured(datatype)

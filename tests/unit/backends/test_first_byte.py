@@ -8,14 +8,12 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
 import pytest
 
 from backends.errors import FIRST_BYTE, Expired
 from backends.request import HttpCall, Relay, Request
-from backends.triton_grpc import TritonGrpc
 from backends.triton_http import TritonHttp
-from tests.unit.backends.grpc_peer import REPLY, Methods, ask, relay, told
+from tests.unit.backends.grpc_peer import REPLY, ask, backend, relay, told
 from tests.unit.backends.http_peer import AGAIN, HOLD, OK, REQUEST, Line, Peer, transcript
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n"
@@ -85,27 +83,15 @@ def test_a_grpc_answer_must_begin_in_time(call: Request) -> None:
             finally:
                 cancelled.set()
 
-        server = grpc.aio.server()
-        server.add_generic_rpc_handlers((Methods(silent),))
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        client = TritonGrpc(
-            f"127.0.0.1:{port}",
-            now=time.monotonic,
-            connect_timeout=2.0,
-            max_message_bytes=1 << 20,
-            first_byte_timeout=0.2,
-        )
-        with pytest.raises(Expired) as caught:
-            await client(call)
-        assert caught.value.where == FIRST_BYTE
-        await asyncio.wait_for(cancelled.wait(), 1.0)
-        if not call.stream:
-            (told_left,) = left
-            assert told_left is not None
-            assert told_left <= 0.25, "a unary call's backend knows the time that it really has"
-        await client.close()
-        await server.stop(None)
+        async with backend(silent, first_byte=0.2) as client:
+            with pytest.raises(Expired) as caught:
+                await client(call)
+            assert caught.value.where == FIRST_BYTE
+            await asyncio.wait_for(cancelled.wait(), 1.0)
+            if not call.stream:
+                (told_left,) = left
+                assert told_left is not None
+                assert told_left <= 0.25, "a unary call's backend knows the time that it really has"
 
     asyncio.run(main())
 
@@ -117,22 +103,10 @@ def test_a_grpc_stream_that_has_begun_may_take_longer() -> None:
             await asyncio.sleep(0.4)
             await context.write(REPLY)
 
-        server = grpc.aio.server()
-        server.add_generic_rpc_handlers((Methods(slow),))
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        client = TritonGrpc(
-            f"127.0.0.1:{port}",
-            now=time.monotonic,
-            connect_timeout=2.0,
-            max_message_bytes=1 << 20,
-            first_byte_timeout=0.2,
-        )
-        body = (await client(relay("ModelStreamInfer", told(b"")))).body
-        assert isinstance(body, Relay)
-        assert not isinstance(body.body, bytes)
-        assert [chunk async for chunk in body.body] == [REPLY, REPLY]
-        await client.close()
-        await server.stop(None)
+        async with backend(slow, first_byte=0.2) as client:
+            body = (await client(relay("ModelStreamInfer", told(b"")))).body
+            assert isinstance(body, Relay)
+            assert not isinstance(body.body, bytes)
+            assert [chunk async for chunk in body.body] == [REPLY, REPLY]
 
     asyncio.run(main())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from backends.secured import Secured
 from backends.tls import ClientTls
 from gateway.tls import server_context
 from policies.spec import BackendTls, ListenTls
-from tests.support.certificates import Authority, Pair, pem
+from tests.support.certificates import Place, pem
 from tests.unit.backends.http_peer import (
     AGAIN,
     CLOSE,
@@ -33,23 +32,6 @@ from tests.unit.backends.http_peer import (
 )
 
 UNTIL_CLOSE = b"HTTP/1.1 200 OK\r\n\r\nall of it"
-
-
-class Place:
-    """An authority, servers that it vouches for, and one of whom it knows nothing."""
-
-    def __init__(self, folder: Path) -> None:
-        self.authority = Authority(folder)
-        self.stranger = Authority(folder, "stranger")
-        self.server = self.authority.pair("server", "127.0.0.1", "backend.test")
-        self.elsewhere = self.authority.pair("elsewhere", "elsewhere.test")
-        self.expired = self.authority.pair("expired", "127.0.0.1", expired=True)
-        self.unknown = self.stranger.pair("unknown", "127.0.0.1")
-        self.client = self.authority.pair("client")
-
-    def tls(self, pair: Pair | None = None, name: str = "") -> ClientTls:
-        ours = pair.pems() if pair else (None, None)
-        return ClientTls(BackendTls(pem(self.authority.ca), *ours, server_name=name))
 
 
 @pytest.fixture(scope="module")

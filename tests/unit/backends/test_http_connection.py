@@ -295,7 +295,7 @@ async def test_bodies_up_to_the_limits_pass() -> None:
 
 @transcript
 async def test_too_many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backends.http_connection.MAX_PIECES", 1000)
+    monkeypatch.setattr("backends.http_incoming.MAX_PIECES", 1000)
     async with Peer([REQUEST, CHUNKED + b"1\r\nx\r\n" * 1100, HOLD]) as peer:
         with pytest.raises(BadReply, match="more than 1000 pieces"):
             await peer.client().request("GET", "/", ())

@@ -1,10 +1,10 @@
-"""Relayed messages of KServe v2 over gRPC: whom they are for, other names, and metadata."""
+"""Relayed messages of KServe v2 over gRPC: whom they are for, and other names."""
 
 from __future__ import annotations
 
 import pytest
 
-from backends import kserve_grpc as codec
+from backends import kserve_grpc_relayed as codec
 from backends.errors import BadReply, BadRequest
 from backends.proto import kserve_pb2 as pb
 from backends.proto import wire
@@ -37,19 +37,3 @@ def test_relayed_replies_are_renamed() -> None:
     assert codec.rename_reply("/a/ModelStatistics", described, "public") == described
     with pytest.raises(BadReply):
         codec.rename_reply(stream, b"\x0b", "public")
-
-
-def test_metadata_keeps_what_grpc_can_carry() -> None:
-    kept = codec.metadata(
-        [
-            ("Traceparent", "00-1"), ("a-bin", b"\xff"), ("b", b"bytes"), ("c", "ü"), ("d", "x\ny"),
-            ("a-bin", "AAH/"), ("a-bin", "no base64!"),
-            ("te", "trailers"), ("grpc-timeout", "1S"), (":path", "/"), ("content-type", "x"), ("spaced key", "x"),
-            ("triton_grpc_error", "true"), ("n", 1),
-            ("twice", ("1", b"2", "3")), ("twice-bin", (b"1", "2!")), ("grpc-status-details-bin", b"\0"),
-        ]
-    )  # fmt: skip
-    assert kept == (
-        ("traceparent", "00-1"), ("a-bin", b"\xff"), ("a-bin", b"\0\1\xff"), ("triton_grpc_error", "true"),
-        ("twice", "1"), ("twice", "3"), ("twice-bin", b"1"), ("grpc-status-details-bin", b"\0"),
-    )  # fmt: skip

@@ -5,8 +5,6 @@ import asyncio
 import pytest
 
 from backends.errors import BackendFailed, BadReply, Failure, Unreachable
-from backends.kserve_grpc import read_trait
-from backends.proto import wire
 from backends.request import Trait
 from backends.traits import UNTOLD, Traits
 from tests.support.loop import run, settle
@@ -57,16 +55,16 @@ def test_what_is_old_is_asked_again_in_the_background() -> None:
         server = Server(DECOUPLED)
         await server.traits.learn("m", "")
         server.answer = Trait()
-        server.now = 59.0
+        server.now = 29.0
         assert server.traits.known("m", "") == DECOUPLED
         await settle()
         assert len(server.asked) == 1
-        server.now = 61.0
+        server.now = 31.0
         assert server.traits.known("m", "") == DECOUPLED
         await settle()
         assert server.traits.known("m", "") == Trait()
         server.answer = Unreachable("down")
-        server.now = 130.0
+        server.now = 70.0
         assert server.traits.known("m", "") == Trait()
         await settle()
         assert server.traits.known("m", "") == Trait()  # nothing better is known
@@ -84,8 +82,8 @@ def test_what_is_old_is_asked_again_in_the_background() -> None:
         (BackendFailed("unknown model", 404), Trait(), 1.0),
         (BackendFailed("unknown model", 400), Trait(), 1.0),
         (BackendFailed("unknown model", 5, grpc=True), Trait(), 1.0),
-        (BackendFailed("no such call", 12, grpc=True), UNTOLD, 60.0),
-        (BackendFailed("no such call", 501), UNTOLD, 60.0),
+        (BackendFailed("no such call", 12, grpc=True), UNTOLD, 30.0),
+        (BackendFailed("no such call", 501), UNTOLD, 30.0),
     ],
 )
 def test_servers_that_do_not_tell(failure: Failure, trait: Trait | None, seconds: float) -> None:
@@ -130,18 +128,43 @@ def test_only_so_many_are_remembered() -> None:
     run(main())
 
 
-def test_a_configuration_over_grpc() -> None:
-    decoupled, sequences = wire.varint(19 << 3 | 2) + b"\x02\x08\x01", wire.field(13, b"\x08\x01")
-    for fields, trait in [
-        (b"", Trait()),
-        (wire.text(1, "m"), Trait()),
-        (decoupled, DECOUPLED),
-        (wire.varint(19 << 3 | 2) + b"\x00", Trait()),
-        (wire.varint(19 << 3 | 2) + b"\x02\x08\x00", Trait()),
-        (sequences, Trait(stateful=True)),
-        (sequences + decoupled, Trait(decoupled=True, stateful=True)),
-    ]:
-        assert read_trait(wire.field(1, fields)) == trait
-    assert read_trait(b"") == Trait()
-    with pytest.raises(BadReply, match="ModelConfig"):
-        read_trait(b"\x0b")
+def test_what_is_told_is_of_the_server_and_of_lately() -> None:
+    async def main() -> None:
+        server = Server(DECOUPLED)
+
+        async def told() -> Trait:
+            return await server.traits.told("m", "", lambda: server.ask("m", ""))
+
+        assert [await told(), await told(), await server.traits.learn("m", "")] == [DECOUPLED] * 3
+        assert len(server.asked) == 1
+        server.now = 31.0
+        server.answer = Unreachable("down")
+        with pytest.raises(Unreachable):
+            await told()
+        # What is supposed of it is not what it said, be it asked for in the meantime or not.
+        assert await server.traits.learn("m", "") == DECOUPLED
+        await settle()
+        with pytest.raises(Unreachable):
+            await told()
+        server.answer = BackendFailed("unknown model", 404)
+        for _ in range(2):
+            with pytest.raises(BackendFailed):
+                await told()
+        server.answer = Trait()
+        assert await told() == Trait() == server.traits.known("m", "")
+
+    run(main())
+
+
+def test_what_is_told_while_it_is_forgotten_is_not_kept() -> None:
+    async def main() -> None:
+        server = Server(DECOUPLED)
+        server.let.clear()
+        telling = asyncio.ensure_future(server.traits.told("m", "", lambda: server.ask("m", "")))
+        await settle()
+        server.traits.forget()
+        server.let.set()
+        assert await telling == DECOUPLED
+        assert server.traits.known("m", "") is None
+
+    run(main())

@@ -5,13 +5,12 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from typing import Any
 
 import pytest
 
-from tests.support.http1 import HEAD, Rig, Waiting, reset, serving, until  # noqa: F401
+from tests.support.http1 import HEAD, Rig, Waiting, depart, reset, serving, until  # noqa: F401
 
 
 @pytest.mark.parametrize("leave", ["fin", "rst", "half"])
@@ -34,12 +33,7 @@ def test_who_leaves_while_nothing_is_read_has_its_task_cancelled_too(
         await loop.sock_sendall(one, after)
         await asyncio.sleep(0.02)
         assert (app.started, app.cancelled) == (1, 0)
-        if leave == "rst":
-            reset(one)
-        elif leave == "fin":
-            one.close()
-        else:
-            one.shutdown(socket.SHUT_WR)
+        depart(one, leave)
         left = time.monotonic()
         await until(lambda: app.cancelled == 1)
         assert time.monotonic() - left < 0.1

@@ -20,7 +20,7 @@ GOAWAY, TOO_MANY_PINGS = 7, b"too_many_pings"
 def test_an_idle_client_may_ping_as_often_as_is_allowed(
     interval_ms: int, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.grpc._PING_MS", interval_ms)
+    monkeypatch.setattr("gateway.grpc_server._PING_MS", interval_ms)
 
     async def main() -> None:
         async with edge(twice) as setup:
@@ -57,7 +57,7 @@ def test_an_idle_client_may_ping_as_often_as_is_allowed(
     ],
 )
 def test_what_is_not_http2_is_hung_up_on_and_harms_nobody(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.grpc._PREFACE_MS", 500)
+    monkeypatch.setattr("gateway.grpc_server._PREFACE_MS", 500)
 
     async def main() -> None:
         async with edge(twice) as setup:

@@ -12,6 +12,7 @@ import pytest
 from backends.proto import kserve_pb2 as pb
 from backends.request import Reply, Request
 from gateway.grpc import GrpcEdge
+from gateway.grpc_health import Health
 from tests.unit.gateway.grpc_edge import decision, edge, infer_message, refusal, status, twice
 
 # Triton has none either.
@@ -41,7 +42,7 @@ def test_health() -> None:
 
 
 def test_watch_follows_and_ends_with_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.grpc._WATCH_S", 0.01)
+    monkeypatch.setattr("gateway.grpc_health._WATCH_S", 0.01)
 
     async def main() -> None:
         async with edge(twice) as setup:
@@ -68,17 +69,13 @@ def test_watch_follows_and_ends_with_the_server(monkeypatch: pytest.MonkeyPatch)
 
 def test_watch_tells_of_a_stop_that_comes_while_it_writes() -> None:
     async def main() -> None:
-        async with edge(twice) as setup:
-            assert setup.edge._stopping is not None
-            written: list[int] = []
-
-            class Context:
-                async def write(self, status: bytes) -> None:
-                    written.append(pb.HealthCheckResponse.FromString(status).status)
-                    setup.edge._stopping.set()  # type: ignore[union-attr]
-
-            await asyncio.wait_for(setup.edge._watched(b"", Context()), 2)
-            assert written == [1, 2]
+        health = Health(lambda: True, "inference.GRPCInferenceService")
+        written: list[int] = []
+        async with asyncio.timeout(2):
+            async for status in health.watch(b""):
+                written.append(pb.HealthCheckResponse.FromString(status).status)
+                health.stopping.set()
+        assert written == [1, 2]
 
     asyncio.run(main())
 

@@ -13,6 +13,7 @@ from backends.errors import BackendFailed, ConnectionLost, Failure, NotFound
 from backends.proto import kserve_pb2 as pb
 from backends.request import Relay, Reply, Request, RpcCall, Trait
 from gateway import grpc_stream
+from tests.support.waiting import until
 from tests.unit.gateway.grpc_edge import SERVICE, Setup, edge, infer_message
 
 PLAIN, DECOUPLED = Trait(), Trait(decoupled=True)
@@ -93,12 +94,6 @@ def sequence(id: int | str, *, start: bool = False, end: bool = False) -> dict[s
     name = pb.InferParameter(int64_param=id) if isinstance(id, int) else pb.InferParameter(string_param=id)
     flags = {"sequence_start": start, "sequence_end": end}
     return {"sequence_id": name, **{k: pb.InferParameter(bool_param=v) for k, v in flags.items()}}
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not true():  # noqa: ASYNC110 - what is waited for is on the other side of a socket
-            await asyncio.sleep(0.005)
 
 
 def test_answers_of_models_come_in_the_order_of_requests_whatever_flow_they_belong_to() -> None:

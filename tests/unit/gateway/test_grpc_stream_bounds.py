@@ -12,8 +12,9 @@ from backends.errors import Unreachable
 from backends.proto import kserve_pb2 as pb
 from backends.request import Relay, Reply, Request, RpcCall, Trait
 from gateway import grpc_stream
+from tests.support.waiting import until
 from tests.unit.gateway.test_grpc import edge, infer_message
-from tests.unit.gateway.test_grpc_stream import DECOUPLED, PLAIN, Models, ask, once, said, sequence, stream, told, until
+from tests.unit.gateway.test_grpc_stream import DECOUPLED, PLAIN, Models, ask, once, said, sequence, stream, told
 
 
 def test_a_slow_backend_stops_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:

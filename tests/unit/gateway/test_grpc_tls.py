@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import grpc
 import pytest
@@ -18,32 +17,12 @@ from backends.request import Infer, Reply, Request, Tensors
 from backends.tensor import Tensor
 from backends.tls import ClientTls
 from backends.triton_grpc import TritonGrpc
-from gateway import grpc as edge_module
+from gateway import grpc_server
 from gateway.grpc import GrpcEdge
 from policies.spec import BackendTls, ListenTls
-from tests.support.certificates import Authority, Pair, pem
+from tests.support.certificates import Place, pem
 
 METHOD = "/inference.GRPCInferenceService/ServerLive"
-
-
-class Place:
-    """An authority, servers that it vouches for, and one of whom it knows nothing."""
-
-    def __init__(self, folder: Path) -> None:
-        self.authority = Authority(folder)
-        self.stranger = Authority(folder, "stranger")
-        self.server = self.authority.pair("server", "127.0.0.1", "backend.test")
-        self.elsewhere = self.authority.pair("elsewhere", "elsewhere.test")
-        self.expired = self.authority.pair("expired", "127.0.0.1", expired=True)
-        self.unknown = self.stranger.pair("unknown", "127.0.0.1")
-        self.client = self.authority.pair("client")
-
-    def listen(self, pair: Pair, *, mutual: bool = False) -> ListenTls:
-        return ListenTls(*pair.pems(), pem(self.authority.ca) if mutual else None)
-
-    def tls(self, pair: Pair | None = None, name: str = "") -> ClientTls:
-        ours = pair.pems() if pair else (None, None)
-        return ClientTls(BackendTls(pem(self.authority.ca), *ours, server_name=name))
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +158,7 @@ def test_who_comes_after_a_renewal_is_shown_another_certificate(place: Place) ->
 def test_a_failed_handshake_disturbs_nobody_and_has_the_time_of_a_head(
     place: Place, said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(edge_module, "_PREFACE_MS", 300)
+    monkeypatch.setattr(grpc_server, "_PREFACE_MS", 300)
 
     async def main() -> None:
         async with serving(place.listen(place.server)) as (_, port):

@@ -22,6 +22,7 @@ from tests.support.http1 import (
     Waiting,
     answer,
     bodies,
+    depart,
     echo,
     read,
     reset,
@@ -43,15 +44,10 @@ def test_who_leaves_has_its_task_cancelled(serving: Any, how: str, leave: str) -
         await loop.sock_sendall(one, HEAD + (b"content-length: 5\r\n\r\nhe" if how == "body" else b"\r\n"))
         await until(lambda: app.started)
         if how == "slow reader":
-            await until(lambda: next(iter(rig.server.connections)).paused, 3)
+            await until(lambda: next(iter(rig.server.connections)).paused, seconds=3)
         else:
             await asyncio.sleep(0.02)
-        if leave == "rst":
-            reset(one)
-        elif leave == "fin":
-            one.close()
-        else:
-            one.shutdown(socket.SHUT_WR)
+        depart(one, leave)
         left = time.monotonic()
         await until(lambda: app.cancelled == 1)
         assert time.monotonic() - left < 0.1
@@ -206,7 +202,7 @@ def test_who_reads_nothing_is_cut_off(serving: Any) -> None:
         one = await rig.raw()
         await asyncio.get_running_loop().sock_sendall(one, HEAD + b"connection: close\r\n\r\n")
         await until(lambda: any(c._transport.is_closing() for c in rig.server.connections))
-        await until(lambda: rig.sweep() or not rig.server.connections, 5)
+        await until(lambda: rig.sweep() or not rig.server.connections, seconds=5)
         one.close()
 
     serving(app, client, stall_seconds=0.1)

@@ -257,7 +257,7 @@ def test_who_stays_after_the_answer_is_cut_off_in_time(serving: Any, place: Plac
         secured = await asyncio.to_thread(place.trusting.wrap_socket, raw, server_hostname="127.0.0.1")
         secured.sendall(HEAD + b"content-length: 9000000\r\n\r\n" + b"a" * 1000)
         await until(lambda: rig.server.connections)
-        await until(lambda: not rig.server.connections, 4)
+        await until(lambda: not rig.server.connections, seconds=4)
         secured.close()
 
     serving(ignoring, client, tls=place.plain, head_seconds=0.2)
@@ -304,7 +304,7 @@ def test_one_that_reads_nothing_is_cut_off(serving: Any, place: Place) -> None:
         writer.transport.pause_reading()
         writer.write(GET)
         await until(lambda: rig.server.connections)
-        await until(lambda: not rig.server.connections, 6)
+        await until(lambda: not rig.server.connections, seconds=6)
 
     serving(app, client, tls=place.plain, stall_seconds=0.3)
 
