@@ -59,6 +59,8 @@ class HttpOverGrpc:
             raise NotFound("Not Found")
         request = replace(request, version=request.version or version, headers=_headers(call, request))
         if method == "ModelInfer":
+            if request.regions:
+                raise Unsupported(f"tensors in shared memory need HTTP here, and '{self._name}' has no http address")
             return await self._raw(request, call)
         message = _message(method, request.model, request.version, call.body)
         reply = await self._ask(request, method, message, _REPLIES[method])

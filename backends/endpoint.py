@@ -249,7 +249,8 @@ class Endpoint:
     async def _told(self, request: Request) -> Trait:
         """What the model of `request` is like, by its server's word of lately or of now. Raises Failure."""
         model, version = request.model, request.version
-        ask = partial(self._main.trait, model, version, request.deadline, request.headers)
+        until = min(request.deadline, self._now() + self._timeout)
+        ask = partial(self._main.trait, model, version, until, request.headers)
         return await self.traits.told(model, version, ask)
 
     def refresh(self) -> None:
@@ -282,11 +283,11 @@ class Endpoint:
             return main, main
         if isinstance(call, HttpCall):
             if self._http is not None:
-                return self._http, self._http
+                return Classified(self._http, self._told) if request.regions else self._http, self._http
             assert self._over_grpc is not None
             return self._over_grpc, main
         if self._grpc is not None and not self._tentative:
-            return Classified(self._grpc, self._told) if request.stream else self._grpc, self._grpc
+            return Classified(self._grpc, self._told) if request.stream or request.regions else self._grpc, self._grpc
         assert self._over_http is not None
         return self._over_http, main
 

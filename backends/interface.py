@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from math import prod
 
-from backends.errors import BadReply, BadRequest
+from backends import kserve_json
+from backends.errors import BadReply, BadRequest, Failure
 from backends.kserve_grpc import read_request
-from backends.request import Infer, Reply, Request, RpcCall, Service, Tensors, Trait, replace
+from backends.request import HttpCall, Infer, Reply, Request, RpcCall, Service, Tensors, Trait, replace
 from backends.tensor import ITEM_BYTES, Tensor, join_elements, shown
 
 # What is known of the model that a request is for, or its server says now. Raises Failure.
@@ -20,7 +21,7 @@ Told = Callable[[Request], Awaitable[Trait]]
 
 
 class Classified:
-    """`inner` for calls that ask for classes, or may (the messages of a stream), of outputs that have any."""
+    """`inner` for calls that ask for classes, or may (those that are relayed), of outputs that have any."""
 
     def __init__(self, inner: Service, told: Told) -> None:
         self._inner = inner
@@ -29,17 +30,28 @@ class Classified:
     async def __call__(self, request: Request, /) -> Reply:
         call = request.content
         if isinstance(call, RpcCall):
-            request = replace(request, content=replace(call, messages=self._checked(request, call.messages)))
+            request = replace(request, content=replace(call, messages=self._checked(request, call)))
+        elif isinstance(call, HttpCall):
+            given = dict(call.headers).get(b"inference-header-content-length", b"")
+            infer = kserve_json.read_request(call.body, int(given) if given.isdigit() else None)
+            if asks_classes(infer):
+                await self._check(replace(request, content=infer))
         else:
             await self._check(request)
         return await self._inner(request)
 
-    async def _checked(self, request: Request, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        async for message in messages:
+    async def _checked(self, request: Request, call: RpcCall) -> AsyncIterator[bytes]:
+        async for message in call.messages:
             if b"classification" in message:
                 model, version, infer = read_request(message)
                 if asks_classes(infer):
-                    await self._check(replace(request, model=model, version=version, content=infer, stream=False))
+                    try:
+                        await self._check(replace(request, model=model, version=version, content=infer, stream=False))
+                    except Failure as failure:
+                        if call.refused is None:
+                            raise
+                        call.refused(failure)
+                        continue
             yield message
 
     async def _check(self, request: Request) -> None:

@@ -39,6 +39,7 @@ def sequence(parameters: Mapping[str, Any]) -> Sequence | None:
 
 
 _VALUES: Any = (bool, int, float, str)
+MAX_ID = 128
 _UNSIGNED = "an integer from 0 to 2^64 - 1"
 _FLAG = "true or false"
 _TEXT = "a string"
@@ -46,7 +47,7 @@ _OF_REGION = {REGION: _TEXT, "shared_memory_offset": _UNSIGNED, "shared_memory_b
 # Parameters that mean something to us or to Triton, where they do, and what each must be.
 OF_REQUEST = {
     "timeout": _UNSIGNED, "priority": _UNSIGNED, "sequence_start": _FLAG, "sequence_end": _FLAG,
-    "binary_data_output": _FLAG, "sequence_id": f"{_UNSIGNED}, or a string",
+    "binary_data_output": _FLAG, "sequence_id": f"{_UNSIGNED}, or a string of at most 128 characters",
 }  # fmt: skip
 OF_INPUT = _OF_REGION  # `binary_data_size` is compared with what there is
 OF_OUTPUT = {"classification": _UNSIGNED, "binary_data": _FLAG, **_OF_REGION}
@@ -80,7 +81,8 @@ def check_parameters(
             fits = isinstance(value, str)
         else:
             fits = isinstance(value, bool) if expected is _FLAG else number and 0 <= value < 1 << 64
-        if not fits and not (name == "sequence_id" and isinstance(value, str)):
+        # Of a text id Triton takes as much, and whoever remembers ids can.
+        if not fits and not (name == "sequence_id" and isinstance(value, str) and len(value) <= MAX_ID):
             raise fault(f"parameter '{name}': expected {expected}, got {shown(value)}")
 
 

@@ -22,6 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 from backends import parameters
+from backends.errors import Failure
 from backends.parameters import Sequence
 from backends.tensor import Tensor
 
@@ -152,7 +153,8 @@ class RpcCall(msgspec.Struct, frozen=True):
 
     A stream of inferences may say which `sequence` its messages belong to. `told` hears what its model is like (None
     where that is not known) and how many seconds the backend may take for an answer, before that gets a message;
-    whoever gives it watches over that time.
+    whoever gives it watches over that time. `refused` hears why the last message that was taken does not go on, and the
+    call goes on without it; without `refused` the call fails.
     """
 
     method: str
@@ -160,6 +162,7 @@ class RpcCall(msgspec.Struct, frozen=True):
     metadata: Metadata = ()
     sequence: Sequence | None = None
     told: Callable[[Trait | None, float], None] | None = None
+    refused: Callable[[Failure], None] | None = None
 
 
 class Origin(msgspec.Struct, frozen=True):

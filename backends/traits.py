@@ -120,8 +120,10 @@ class Traits:
             trait, seconds = UNTOLD, _FRESH_SECONDS
         except Failure:  # asked again shortly
             pass
-        if self._asking.get(key) is task:
-            del self._asking[key]
+        finally:
+            if asked_here := self._asking.get(key) is task:
+                del self._asking[key]
+        if asked_here:
             before = self._entries.get(key)
             if trait is None and before is not None:
                 trait = before.trait

@@ -44,7 +44,7 @@ from backends.errors import (
     Unreachable,
     Unsupported,
 )
-from backends.grpc_channels import Channels, Line, Options
+from backends.grpc_channels import GROWN, Channels, Line, Options
 from backends.grpc_metadata import answered, metadata
 from backends.grpc_replies import Replies, cancelled
 from backends.kserve_grpc import read_reply, write_request
@@ -54,6 +54,7 @@ from backends.request import HttpCall, Relay, Reply, Request, RpcCall, Trait, re
 from backends.tls import ClientTls, explained_by_grpc
 
 _SERVICE = "/inference.GRPCInferenceService"
+_INFER = f"{_SERVICE}/ModelInfer"
 
 _NEVER_SENT = (
     "failed to connect to all addresses", "connections to all backends failing", "errors resolving",
@@ -74,10 +75,6 @@ _LONG_ERROR = re.compile(r"received metadata size exceeds", re.IGNORECASE)
 _EXPIRED = "Deadline Exceeded"
 # Longer messages than this are a model's stack trace: no matter for one line.
 _MAX_MESSAGE = 1000
-# A call that is given up sooner is cancelled when it is so old, in seconds. Cancelled within its first milliseconds a
-# ModelInfer can end Triton 2.51 (SIGSEGV, once in some ten thousand); at an age of 5 ms none of 40,000 did. The rest is
-# for a busy machine. Streams are not at risk.
-_GROWN = 0.05
 # What a backend says beside its answer, that stack trace included; gRPC's own bound is 8 KiB, and fails the call.
 _MAX_METADATA_BYTES = 64 * 1024
 
@@ -88,8 +85,8 @@ class TritonGrpc:
     `address` is `host:port`. The channel is made by the first call, in its event loop: gRPC must not exist before a
     fork. `connect_timeout` is in seconds, as is `first_byte_timeout`, from when a call is made;
     `max_message_bytes` bounds what is received. Safe for any number of calls at once. A caller's cancellation cancels
-    its call, at the backend too. Without `resolve` gRPC looks names up itself. With `tls` the server must show a
-    certificate for the host of `address`.
+    its call, at the backend too: at once, or when it is `GROWN`. Without `resolve` gRPC looks names up itself. With
+    `tls` the server must show a certificate for the host of `address`.
     """
 
     def __init__(
@@ -121,7 +118,8 @@ class TritonGrpc:
         try:
             await self._connected(line, request.deadline)
             if isinstance(content, RpcCall):
-                return Reply(await self._relay(line, content, request))
+                relay = self._relay_inference if content.method == _INFER else self._relay
+                return Reply(await relay(line, content, request))
             message = write_request(request.model, request.version, content)
             headers = request.headers.items()
             data, call = await self._unary(line, line.infer, message, request.deadline, headers)
@@ -230,8 +228,8 @@ class TritonGrpc:
         # A unary call's first byte is as good as its last: the backend is told the time that it really has.
         hurried = self._first_byte_timeout < (math.inf if left is None else left)
         timeout = self._first_byte_timeout if hurried else left
-        young = timeout is not None and timeout < _GROWN
-        call = method(message, timeout=_GROWN if young else timeout, metadata=metadata(headers), wait_for_ready=False)
+        young = timeout is not None and timeout < GROWN
+        call = method(message, timeout=GROWN if young else timeout, metadata=metadata(headers), wait_for_ready=False)
         loop = asyncio.get_running_loop()
         began, over = loop.time(), loop.create_future()
         call.add_done_callback(partial(_wake, over))
@@ -244,7 +242,7 @@ class TritonGrpc:
                 await over
             return await call, call
         except TimeoutError:
-            loop.call_at(began + _GROWN, call.cancel)
+            _give_up(line, call, began)
             raise Expired(FIRST_BYTE if hurried else "backend") from None
         except grpc.aio.AioRpcError as error:
             if hurried and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -252,12 +250,16 @@ class TritonGrpc:
             raise self._failure(line, deadline, error) from None
         except asyncio.CancelledError:
             if cancelled():
-                if loop.time() < began + _GROWN:
-                    loop.call_at(began + _GROWN, call.cancel)
-                else:
-                    call.cancel()
+                _give_up(line, call, began)
                 raise
             raise ConnectionLost(f"backend {self._address}: the client was closed during the call") from None
+
+    async def _relay_inference(self, line: Line, content: RpcCall, request: Request) -> Relay:
+        """Relays a ModelInfer, which is cancelled with the same care as our own."""
+        message = await anext(content.messages)
+        reply, call = await self._unary(line, line.infer, message, request.deadline, _sent(content, request))
+        initial, trailing = await call.initial_metadata(), answered(await call.trailing_metadata() or ())
+        return Relay(200, _told(initial), reply, lambda: trailing)
 
     async def _relay(self, line: Line, content: RpcCall, request: Request) -> Relay:
         """Relays as a stream both ways, which is what a unary call is too as soon as it is on the wire.
@@ -265,11 +267,8 @@ class TritonGrpc:
         Returns with the first message, or at the end where there is none, so that a call which fails at once fails
         here.
         """
-        headers = metadata(
-            (*((k, v) for k, v in content.metadata if k not in request.headers), *request.headers.items())
-        )
         call = line.channel.stream_stream(content.method)(
-            timeout=self._left(request.deadline), metadata=headers, wait_for_ready=False
+            timeout=self._left(request.deadline), metadata=metadata(_sent(content, request)), wait_for_ready=False
         )
         line.calls += 1
         call.add_done_callback(lambda _: line.leave())
@@ -284,7 +283,7 @@ class TritonGrpc:
         except BaseException:
             await replies.aclose()
             raise
-        return Relay(200, tuple((k.encode(), _bytes(v)) for k, v in answered(initial)), replies, replies.trailers)
+        return Relay(200, _told(initial), replies, replies.trailers)
 
     def _failure(self, line: Line, deadline: float, error: grpc.aio.AioRpcError) -> Failure:
         """What a failed call means."""
@@ -356,9 +355,29 @@ async def _settled(channel: Any) -> None:
             await channel.wait_for_state_change(state)
 
 
+def _give_up(line: Line, call: Any, began: float) -> None:
+    """Cancels a unary call, which began at that time of the loop, as soon as that is safe; it stays on its line."""
+    loop = asyncio.get_running_loop()
+    if loop.time() >= began + GROWN:
+        call.cancel()
+        return
+    line.calls += 1
+    call.add_done_callback(lambda _: line.leave())
+    loop.call_at(began + GROWN, call.cancel)
+
+
 def _wake(waiter: asyncio.Future[None], _: Any) -> None:
     if not waiter.done():
         waiter.set_result(None)
+
+
+def _sent(content: RpcCall, request: Request) -> Iterable[tuple[str, Any]]:
+    """A relayed call's metadata: its caller's, but for what a hop has changed."""
+    return (*((k, v) for k, v in content.metadata if k not in request.headers), *request.headers.items())
+
+
+def _told(initial: Any) -> tuple[tuple[bytes, bytes], ...]:
+    return tuple((k.encode(), _bytes(v)) for k, v in answered(initial or ()))
 
 
 def _bytes(value: str | bytes) -> bytes:

@@ -43,8 +43,9 @@ async def drain(
     until = now() + seconds
     while in_flight.count + in_flight.reading and now() < until:  # noqa: ASYNC110
         await asyncio.sleep(0.02)  # once in a process's life, so that no request has to signal its end
-    if in_flight.count:
-        _log.warning("cut what was not over in time", extra={"fields": {"in_flight": in_flight.count}})
+    if in_flight.count + in_flight.reading:
+        fields = {"in_flight": in_flight.count, "bodies": in_flight.reading}
+        _log.warning("cut what was not over in time", extra={"fields": fields})
     if grpc is not None:
         grpc.cut(ShutDown("the gateway is shutting down"))  # a stream has no other last word
     if things.deadlines is not None:

@@ -25,6 +25,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from backends.errors import (
@@ -91,11 +92,12 @@ class _Flow:
         self.task: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self._stream = stream
-        self._messages: deque[bytes] = deque()
+        self.last: tuple[Turn | None, bytes] = None, b""  # of the message that was taken last: its turn and its id
+        self._messages: deque[tuple[bytes, Turn | None, bytes]] = deque()
         self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, message: bytes) -> None:
-        self._messages.append(message)
+    def put(self, message: bytes, turn: Turn | None) -> None:
+        self._messages.append((message, turn, self.newest))
         self._wake()
 
     def finish(self) -> None:
@@ -105,7 +107,7 @@ class _Flow:
     def drop(self) -> None:
         """Forgets what was never sent."""
         while self._messages:
-            self._stream.taken(self._messages.popleft())
+            self._stream.taken(self._messages.popleft()[0])
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -120,7 +122,8 @@ class _Flow:
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        message = self._messages.popleft()
+        message, turn, id = self._messages.popleft()
+        self.last = turn, id
         self._stream.taken(message)
         return message
 
@@ -216,6 +219,8 @@ class InferStream:
             if flow is None or flow.finished:
                 flow = self._open(key, of, flow)
         except Failure as failure:
+            if self._strict and not isinstance(failure, _REFUSALS):
+                raise
             self._refused(failure)
             turn = self._turns.take(_short(request_id(message)))
             error = stream_error(line(failure), turn.id)
@@ -225,17 +230,18 @@ class InferStream:
                 self._group.create_task(self._answer(turn, error))
             return
         flow.newest = _short(infer.id.encode())
+        place: Turn | None = None
         if flow.ordered or not flow.answered:
             if not flow.turns:
                 flow.since = self._now()
-            turn = self._turns.take(flow.newest)
+            place = turn = self._turns.take(flow.newest)
             if not flow.ordered:
                 self._turns.release(turn)
             flow.turns.append(turn)
             if not flow.ordered and len(flow.turns) > _MAX_UNANSWERED:
                 flow.turns.popleft()
         self._queued += len(message) + _MESSAGE_BYTES
-        flow.put(message)
+        flow.put(message, place)
         if of is not None and of.ends:
             assert flow.sequence is not None
             flow.sequence.ends = True
@@ -284,7 +290,8 @@ class InferStream:
             await self._broken(flow, failure)
 
     async def _pump(self, flow: _Flow) -> None:
-        call = RpcCall(METHOD, flow, self._metadata, flow.sequence, lambda *told: self._told(flow, *told))
+        told, refused = partial(self._told, flow), partial(self._refuse, flow)
+        call = RpcCall(METHOD, flow, self._metadata, flow.sequence, told, refused)
         flow.reading = True
         reply = await self._service(self._request(*flow.key[:2], call))
         relay = reply.body
@@ -337,6 +344,13 @@ class InferStream:
         elif flow.task is not None:
             flow.failure = TooSlow(f"the backend did not answer within {flow.patience:g} s")
             flow.task.cancel()
+
+    def _refuse(self, flow: _Flow, failure: Failure) -> None:
+        """The message that `flow` has given last does not go to the backend."""
+        turn, id = flow.last
+        if turn is not None and turn in flow.turns:
+            flow.turns.remove(turn)
+        self._group.create_task(self._answer(turn or self._turns.take(id), stream_error(line(failure), id)))
 
     async def _broken(self, flow: _Flow, failure: Failure) -> None:
         """Tells what the flow still owed; raises what is to end the stream."""

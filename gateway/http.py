@@ -19,7 +19,7 @@ from backends.errors import BadRequest, Failure, NotFound, WrongMethod
 from backends.events import are_events, error_event
 from backends.json_text import MAX_KEYS, MAX_NESTING, too_deep, too_wide
 from backends.kserve_json import error_body, read_request, write_reply
-from backends.request import HOP_BY_HOP, Answer, HttpCall, Relay, Reply, Request, Service, joint
+from backends.request import HOP_BY_HOP, Answer, HttpCall, Relay, Reply, Request, Service, joint, replace
 from backends.tensor import shown
 from gateway import respond
 from gateway.body import NUMBER, Bodies
@@ -197,8 +197,9 @@ class HttpEdge:
         scope[_ASKED] = True
         reply = await self._service(request)
         assert isinstance(reply.body, Relay)
+        relay = await _begun(reply.body)
         try:
-            await self._send_relay(send, reply.body, scope["method"], _raw(self._decision_headers(reply)))
+            await self._send_relay(send, relay, scope["method"], _raw(self._decision_headers(reply)))
         except Failure:
             # Cut in the middle: returning without the end makes the server abort the connection, so that the caller
             # cannot take what it has for the whole. The failure was recorded where the stream was made.
@@ -227,6 +228,25 @@ class HttpEdge:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
             raise
         await send({"type": "http.response.body", "body": b""})
+
+
+async def _begun(relay: Relay) -> Relay:
+    """`relay`, of which the first chunk is there: what fails before it is told by a status.
+
+    A stream whose length is not known begins with its head: its caller waits for that.
+    """
+    chunks = relay.body
+    if isinstance(chunks, bytes) or not any(name == b"content-length" for name, _ in relay.headers):
+        return relay
+    first = await anext(chunks, b"")
+
+    async def rest() -> AsyncIterator[bytes]:
+        async with aclosing(chunks):  # type: ignore[type-var]
+            yield first
+            async for chunk in chunks:
+                yield chunk
+
+    return replace(relay, body=rest())
 
 
 def _wait(headers: dict[bytes, bytes]) -> float:

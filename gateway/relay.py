@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -75,15 +75,16 @@ def _target(target: str, model: str, version: str) -> tuple[str, str]:
     """The target with the backend's names, and what follows them (`config`, `generate_stream`, or nothing)."""
     path, _, query = target.partition("?")
     segments = [segment for segment in path.split("/") if segment]
-    at = segments.index("models") + 1
+    plain = [unquote(segment) for segment in segments]
+    at = plain.index("models") + 1
     rest = segments[at + 1 :]
     given = ""
-    if rest[:1] == ["versions"] and len(rest) > 1:
+    if plain[at + 1 : at + 2] == ["versions"] and len(rest) > 1:
         given, rest = rest[1], rest[2:]
     # Load and unload name no version.
-    wanted = (quote(version, safe="") or given) if segments[1] == "models" else ""
+    wanted = (quote(version, safe="") or given) if plain[1] == "models" else ""
     segments = [*segments[:at], quote(model, safe=""), *(["versions", wanted] if wanted else []), *rest]
-    return "/" + "/".join(segments) + (f"?{query}" if query else ""), "/".join(rest)
+    return "/" + "/".join(segments) + (f"?{query}" if query else ""), unquote("/".join(rest))
 
 
 async def _renamed(relay: Relay, field: str, public: str, max_bytes: int) -> Relay:

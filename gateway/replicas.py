@@ -21,7 +21,16 @@ import msgspec
 from backends import combined
 from backends.calls import Ask, asks, changes
 from backends.endpoint import Endpoint
-from backends.errors import BackendFailed, BadRequest, Failure, Forbidden, SlowCaller, Unreachable, Unsupported
+from backends.errors import (
+    BackendFailed,
+    BadReply,
+    BadRequest,
+    Failure,
+    Forbidden,
+    SlowCaller,
+    Unreachable,
+    Unsupported,
+)
 from backends.kserve_grpc import read_request
 from backends.request import HttpCall, Infer, Relay, Reply, Request, RpcCall, Service, replace
 from gateway import respond
@@ -173,11 +182,22 @@ class Replicas:
 
     def _says_ready(self, request: Request, told: _Told) -> bool:
         call = request.content
-        return not isinstance(call, RpcCall) or combined.read(call, Ask.READY, told.body).get("ready") is True
+        try:
+            return not isinstance(call, RpcCall) or combined.read(call, Ask.READY, told.body).get("ready") is True
+        except BadReply:
+            return False
 
     def _combined(self, request: Request, ask: Ask, told: Sequence[_Told], good: Sequence[_Told]) -> Reply:
         call = request.content
-        documents = [combined.read(call, ask, each.body) for each in good]
+        documents, unread = [], dict[int, BadReply]()
+        for each in good:
+            try:
+                documents.append(combined.read(call, ask, each.body))
+            except BadReply as failure:
+                unread[each.index] = failure
+        good = [each for each in good if each.index not in unread]
+        if not good:
+            raise next(iter(unread.values()))
         if ask is Ask.SERVER:
             self._compare(request, ask, good)
             document = combined.server(documents, self._extensions)
@@ -190,6 +210,7 @@ class Replicas:
         reply = _reply(good[0], combined.write(call, ask, document))
         # A replica that says that it has no such model is missing in nothing.
         heard = {each.index for each in told if each.failure is None or isinstance(each.failure, BackendFailed)}
+        heard -= unread.keys()
         missing = [endpoint.name for i, endpoint in enumerate(self._endpoints) if i not in heard]
         if not missing or not self._headers or ask is Ask.SERVER:
             return reply
@@ -254,14 +275,17 @@ def _apart(request: Request, ask: Ask) -> Request:
         raise _no_memory()
     call = request.content
     if isinstance(call, RpcCall) and request.stream:
-        return replace(request, content=replace(call, messages=_without_regions(call.messages)))
+        return replace(request, content=replace(call, messages=_without_regions(call)))
     return request
 
 
-async def _without_regions(messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    async for message in messages:
+async def _without_regions(call: RpcCall) -> AsyncIterator[bytes]:
+    async for message in call.messages:
         if _REGION in message and read_request(message)[2].regions:
-            raise _no_memory()
+            if call.refused is None:
+                raise _no_memory()
+            call.refused(_no_memory())
+            continue
         yield message
 
 

@@ -58,9 +58,8 @@ class Crowd:
         if not self._awaited:
             self.all_told.set()
         await self.release.wait()
-        if first == message:
-            await call.done_writing()
-            assert await call.read() is grpc.aio.EOF
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
         code = (await call.code()).name
         if first == message:
             self.outcomes[code] += 1
