@@ -33,10 +33,10 @@ class Faults(Generic[_Call]):
         self.add(spoil.__name__, spoil)  # type: ignore[attr-defined]
         return spoil
 
-    def made(self, seed: int) -> _Call:
-        """The call of a seed: every sixth is sound, most have one fault, some two."""
-        chance = random.Random(seed)
-        call = self._sound(seed, chance)
+    def made(self, source: int | random.Random) -> _Call:
+        """The call of a seed, or of somebody's own chance: every sixth is sound, most have one fault, some two."""
+        chance = random.Random(source) if isinstance(source, int) else source
+        call = self._sound(source if isinstance(source, int) else -1, chance)
         for name in chance.sample(sorted(self._spoil), chance.choice([0, 1, 1, 1, 1, 2])):
             if call.kills or (call.faults and name in self._killing):
                 break  # a second fault may change what kills into what does not
