@@ -26,11 +26,13 @@ GROWN = 0.05
 class Line:
     """A channel and how many calls are on it; `ended` is told of the last one of a channel that was replaced."""
 
-    __slots__ = ("_ended", "calls", "channel", "infer", "replaced", "settling")
+    __slots__ = ("_ended", "calls", "channel", "infer", "replaced", "settling", "stream")
 
     def __init__(self, channel: Any, ended: Callable[[Line], None]) -> None:
         self.channel = channel
-        self.infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")  # made once: it is called most
+        # Made once: these are called most.
+        self.infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        self.stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
         self.calls = 0
         self.replaced = False
         self.settling: asyncio.Task[None] | None = None

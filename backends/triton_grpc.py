@@ -55,6 +55,7 @@ from backends.tls import ClientTls, explained_by_grpc
 
 _SERVICE = "/inference.GRPCInferenceService"
 _INFER = f"{_SERVICE}/ModelInfer"
+_STREAM = f"{_SERVICE}/ModelStreamInfer"
 
 _NEVER_SENT = (
     "failed to connect to all addresses", "connections to all backends failing", "errors resolving",
@@ -267,7 +268,8 @@ class TritonGrpc:
         Returns with the first message, or at the end where there is none, so that a call which fails at once fails
         here.
         """
-        call = line.channel.stream_stream(content.method)(
+        method = line.stream if content.method == _STREAM else line.channel.stream_stream(content.method)
+        call = method(
             timeout=self._left(request.deadline), metadata=metadata(_sent(content, request)), wait_for_ready=False
         )
         line.calls += 1
