@@ -147,7 +147,7 @@ class Gateway:
         edge = HttpEdge(
             self._service("http"),
             now=self._now,
-            bodies=Bodies(lambda: self._own.limits, self._things.in_flight),
+            bodies=Bodies(lambda: self._own.limits, self._things.in_flight, lambda: self._things.deadlines),
             ready=self.ready,
             decision_headers=respond.decision_headers,
             statuses=self._statuses,

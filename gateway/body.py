@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from math import inf
 
-from backends.errors import Expired, SlowCaller, TooLarge, UnknownEncoding
+from backends.deadlines import Deadlines
+from backends.errors import Expired, ShutDown, SlowCaller, TooLarge, UnknownEncoding
 from backends.tensor import shown
 from gateway.admit import InFlight
 from gateway.encoding import inflated
@@ -19,11 +21,17 @@ NUMBER = re.compile(rb"[0-9]{1,18}")
 
 
 class Bodies:
-    """Reads bodies within `limits`, each counted by `in_flight` while it comes."""
+    """Reads bodies within `limits`, each counted by `in_flight` while it comes, until `deadlines` are cut."""
 
-    def __init__(self, limits: Callable[[], Limits], in_flight: InFlight) -> None:
+    def __init__(
+        self,
+        limits: Callable[[], Limits],
+        in_flight: InFlight,
+        deadlines: Callable[[], Deadlines | None] = lambda: None,
+    ) -> None:
         self._limits = limits
         self._in_flight = in_flight
+        self._deadlines = deadlines
 
     async def decoded(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, wait: float = inf) -> bytes:
         """The body, decompressed where it is gzip or deflate; its sender waits for `wait` seconds."""
@@ -42,7 +50,8 @@ class Bodies:
     async def read(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, wait: float = inf) -> bytes:
         """The body as it came. Raises TooLarge before it is read, or while.
 
-        SlowCaller where it takes longer than a request may, Expired where longer than the sender's `wait` in seconds.
+        SlowCaller where it takes longer than a request may, Expired where longer than the sender's `wait` in seconds,
+        ShutDown where the gateway waits no more.
         """
         limits = self._limits()
         whole: bytes | None = scope[WHOLE]() if WHOLE in scope else None
@@ -54,11 +63,15 @@ class Bodies:
         length = headers.get(b"content-length")
         if length is not None and NUMBER.fullmatch(length) and int(length) > limits.body_bytes:
             raise TooLarge(f"request body: expected at most {limits.body_bytes} bytes, got {int(length)}")
+        deadlines = self._deadlines()
         with self._in_flight.receiving(limits.in_flight):
             try:
-                async with asyncio.timeout(min(limits.timeout, wait)):
-                    return await _whole(receive, limits.body_bytes)
+                with deadlines.until(inf) if deadlines is not None else nullcontext():
+                    async with asyncio.timeout(min(limits.timeout, wait)):
+                        return await _whole(receive, limits.body_bytes)
             except TimeoutError:
+                if deadlines is not None and deadlines.was_cut:
+                    raise ShutDown("the gateway is shutting down, and not all of the body had come") from None
                 if wait < limits.timeout:
                     raise Expired("edge", "deadline exceeded in edge, before all of the body had come") from None
                 raise SlowCaller(f"request body: expected all of it within {limits.timeout:g} s") from None

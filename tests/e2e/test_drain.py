@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ import pytest
 
 from tests.support.leaving import HttpCaller, gateway, infer, post, stream
 from tests.support.recorder import Recorder, recording
-from tests.support.serve import Served
+from tests.support.serve import Served, served
 from tests.support.waiting import until
 
 POLICY = """
@@ -139,3 +140,18 @@ def test_a_delay_serves_as_before_but_is_not_ready_and_keeps_no_connection(tmp_p
             assert status(served, "/readyz") == 0
 
     asyncio.run(main())
+
+
+def test_a_body_that_still_comes_when_the_time_to_drain_is_over_is_told(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("backends: {b: {endpoints: [http://127.0.0.1:1]}}\nproxy: b\nlimits: {drain: 300ms}\n")
+    with served(tmp_path, str(policy), wait=(503,)) as gateway:
+        host, _, port = gateway.http.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=10) as caller:
+            caller.sendall(b"POST /v2/models/m/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+            time.sleep(0.2)  # nothing tells that a head has come
+            gateway.process.terminate()
+            said = b"".join(iter(lambda: caller.recv(4096), b""))
+        assert said.startswith(b"HTTP/1.1 503 ")
+        assert b"not all of the body had come" in said
+        assert gateway.process.wait(10) == 0
