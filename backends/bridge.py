@@ -6,8 +6,6 @@ is relayed has a form in one protocol only, and is Unsupported.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import aclosing
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
@@ -18,11 +16,12 @@ from google.protobuf.message import DecodeError, Message
 from backends.errors import BackendFailed, BadReply, BadRequest, NotFound, Unsupported, WrongMethod
 from backends.interface import Told, raw
 from backends.kserve_grpc_relayed import named
-from backends.kserve_json import write_reply
+from backends.kserve_json import error_text, write_reply
 from backends.proto import management_pb2 as pb
 from backends.proto import wire
 from backends.proto.document import document
 from backends.request import HttpCall, Relay, Reply, Request, RpcCall, Service, replace
+from backends.stream import once, whole
 from backends.tensor import shown
 
 _SERVICE = "/inference.GRPCInferenceService"
@@ -98,10 +97,10 @@ class HttpOverGrpc:
         return Reply(_relay(body, 200, (b"inference-header-content-length", b"%d" % length)))
 
     async def _ask(self, request: Request, method: str, message: bytes, kind: type[_Reply]) -> _Reply:
-        call = RpcCall(f"{_SERVICE}/{method}", _once(message))
+        call = RpcCall(f"{_SERVICE}/{method}", once(message))
         reply = await self._grpc(replace(request, content=call, stream=False))
         assert isinstance(reply.body, Relay)
-        body = await _collected(reply.body)
+        body = await whole(reply.body, _MAX_DOCUMENT_BYTES)
         try:
             return kind.FromString(body)
         except DecodeError as error:
@@ -124,7 +123,7 @@ class GrpcOverHttp:
         message = await anext(call.messages, b"")
         headers = tuple((k.encode(), v.encode()) for k, v in call.metadata if isinstance(v, str))
         said = await self._ask(request, method, message, headers)
-        return Reply(Relay(200, (), _once(said.SerializeToString())))
+        return Reply(Relay(200, (), once(said.SerializeToString())))
 
     async def _ask(
         self, request: Request, method: str, message: bytes, headers: tuple[tuple[bytes, bytes], ...]
@@ -145,11 +144,11 @@ class GrpcOverHttp:
         call = HttpCall(verb, target, headers, body)
         reply = await self._http(replace(request, content=call, stream=False))
         assert isinstance(reply.body, Relay)
-        status, text = reply.body.status, await _collected(reply.body)
+        status, text = reply.body.status, await whole(reply.body, _MAX_DOCUMENT_BYTES)
         if method == "ModelReady" and status in (200, 400, 404):
             return pb.ModelReadyResponse(ready=status == 200)
         if status != 200:
-            raise BackendFailed(_error(text) or f"{target} answered {status}", status, body=text)
+            raise BackendFailed((error_text(text) or "")[:1000] or f"{target} answered {status}", status, body=text)
         return _heard(method, text)
 
 
@@ -223,14 +222,6 @@ def _parsed(method: str, message: bytes, kind: type[_Reply]) -> _Reply:
         raise BadRequest(f"{method}: expected its protobuf message: {error}"[:300]) from None
 
 
-def _error(text: bytes) -> str:
-    try:
-        found = msgspec.json.decode(text, type=dict[str, str]).get("error", "")
-    except msgspec.MsgspecError:
-        return ""
-    return " ".join(found.split())[:1000]
-
-
 def _headers(call: HttpCall, request: Request) -> dict[str, Any]:
     """The caller's headers that say something of the call, and not of its HTTP form."""
     kept = {k.decode("latin-1"): v.decode("latin-1") for k, v in call.headers if k not in _OF_THE_FORM}
@@ -242,21 +233,4 @@ _OF_THE_FORM = frozenset({b"accept", b"accept-encoding", b"content-type", b"infe
 
 def _relay(body: bytes, status: int = 200, *headers: tuple[bytes, bytes]) -> Relay:
     kind = (b"content-type", b"application/octet-stream") if headers else _JSON
-    return Relay(status, (kind, *headers, (b"content-length", b"%d" % len(body))), _once(body))
-
-
-async def _collected(relay: Relay) -> bytes:
-    if isinstance(relay.body, bytes):
-        return relay.body
-    body = bytearray()
-    async with aclosing(relay.body):  # type: ignore[type-var]
-        async for chunk in relay.body:
-            body += chunk
-            if len(body) > _MAX_DOCUMENT_BYTES:
-                raise BadReply(f"expected a document of at most {_MAX_DOCUMENT_BYTES} bytes")
-    return bytes(body)
-
-
-async def _once(body: bytes) -> AsyncIterator[bytes]:
-    """A stream, as a server's answer is one: whoever renames what passes knows that form only."""
-    yield body
+    return Relay(status, (kind, *headers, (b"content-length", b"%d" % len(body))), once(body))

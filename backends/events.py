@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from backends.errors import BackendFailed
+from backends.kserve_json import error_text
 from backends.request import HttpCall, Relay, Reply, Request, replace
 
 # An event's data whose object begins with an error.
@@ -142,8 +143,5 @@ def error_event(message: str, before: bytes) -> bytes:
 
 
 def _message(data: bytes) -> str:
-    try:
-        error = msgspec.json.decode(data)["error"]
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError, KeyError):
-        error = data[:200].decode(errors="replace")
-    return " ".join(str(error).split())[:1000]
+    said = error_text(data)
+    return (said if said is not None else " ".join(data[:200].decode(errors="replace").split()))[:1000]

@@ -181,6 +181,15 @@ def error_body(message: str) -> bytes:
     return _encoder.encode({"error": message})
 
 
+def error_text(body: bytes) -> str | None:
+    """What an error's body says, in one line; None where it is none."""
+    try:
+        document = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return " ".join(str(document["error"]).split()) if isinstance(document, dict) and "error" in document else None
+
+
 def _renamed(wire: Wire, model: str, request_id: str) -> tuple[int | None, list[Bytes]]:
     """The same body under another model name: everything else stays as it was."""
     end = wire.header_length if wire.header_length is not None else len(wire.data)

@@ -51,7 +51,6 @@ OF_REQUEST = {
 }  # fmt: skip
 OF_INPUT = _OF_REGION  # `binary_data_size` is compared with what there is
 OF_OUTPUT = {"classification": _UNSIGNED, "binary_data": _FLAG, **_OF_REGION}
-RESERVED = frozenset(OF_REQUEST) | frozenset(OF_OUTPUT) | {"binary_data_size"}
 
 # Each becomes Python objects, and costs Triton time by the square of their number. No model comes near this.
 MAX_PARAMETERS = 1 << 10

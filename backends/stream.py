@@ -1,13 +1,13 @@
-"""A stream of chunks whose end is told exactly once, however it ends, and whose chunks are waited for in bounds."""
+"""Streams of chunks: watched to their end and in time, of one chunk, and as a whole."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, aclosing
 from typing import NamedTuple
 
-from backends.errors import Expired, Failure
+from backends.errors import BadReply, Expired, Failure
 from backends.request import Relay, Reply, replace
 
 
@@ -86,3 +86,21 @@ class Watched:
 
     def __del__(self) -> None:
         self._end(asyncio.CancelledError())
+
+
+async def once(chunk: bytes) -> AsyncIterator[bytes]:
+    """A stream of one chunk: a server's answer is a stream, and whoever renames what passes knows that form only."""
+    yield chunk
+
+
+async def whole(relay: Relay, max_bytes: int) -> bytes:
+    """All of a relay's body. Raises BadReply where it is larger."""
+    if isinstance(relay.body, bytes):
+        return relay.body
+    body = bytearray()
+    async with aclosing(relay.body) as chunks:  # type: ignore[type-var]
+        async for chunk in chunks:
+            body += chunk
+            if len(body) > max_bytes:
+                raise BadReply(f"backend: expected a reply of at most {max_bytes} bytes, got more")
+    return bytes(body)

@@ -9,12 +9,10 @@ from math import inf
 from typing import Any
 from urllib.parse import quote
 
-import msgspec
-
 from backends.configuration import read_document
 from backends.errors import BackendFailed, BadReply, Failure, Rejected
 from backends.http_client import HttpClient, HttpResponse
-from backends.kserve_json import read_reply, write_request
+from backends.kserve_json import error_text, read_reply, write_request
 from backends.request import HOP_BY_HOP, HttpCall, Infer, Metadata, Relay, Reply, Request, Trait, joint, replace
 from backends.tensor import Bytes
 
@@ -157,12 +155,7 @@ def _header_length(response: HttpResponse) -> int | None:
 
 def _failure(response: HttpResponse) -> Failure:
     """The backend's own words and status; a full queue is busy, which is no failure of the backend."""
-    try:
-        body = msgspec.json.decode(response.body)
-        message = str(body["error"]) if isinstance(body, dict) and "error" in body else ""
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        message = ""
-    message = " ".join(message.split())[:_MAX_MESSAGE] or f"backend answered {response.status}"
+    message = (error_text(response.body) or "")[:_MAX_MESSAGE] or f"backend answered {response.status}"
     if response.status in (429, 503) and any(words in message.lower() for words in _QUEUE_FULL):
         return Rejected(message)
     return BackendFailed(message, response.status, body=response.body, headers=_told(response))

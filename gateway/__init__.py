@@ -4,8 +4,10 @@
 requests and replies into bytes; `app` makes clocks, chance, clients and servers, and nobody else does.
 
     http1, connection, exchange   the HTTP/1.1 server under the HTTP edge; `server` is uvicorn, for admin and metrics
-    grpc_stream, turns            ModelStreamInfer under the gRPC edge: flows, and the order of their answers
-    body, deadline, admit         what a request may bring, how long it may take, and how many there may be
+    departures, encoding, tls     callers that leave unread, compressed bodies, certificates
+    grpc_server, grpc_health      what is under the gRPC edge, and what it answers by itself
+    grpc_stream, turns            ModelStreamInfer: flows, and the order of their answers
+    body, deadline, admit, drain  what a request may bring, how long it may take, how many there may be, and the end
     relay, replicas, fleet        calls that are no inference: names, all replicas of a backend, changes one at a time
     observe, traced, metrics      what is seen of it; `telemetry` and `semantics` are OpenTelemetry's side
     reload, watch, probe          another policy, its files, and whether endpoints are ready

@@ -155,10 +155,15 @@ class Gateway:
             report=self.report,
         )
         shared = self._worker.count > 1
-        connections = lambda: self._own.limits.connections  # noqa: E731
-        http1 = partial(Http1Server, now=self._now, report=self.report, limit=connections)
+        http1 = partial(
+            Http1Server,
+            now=self._now,
+            report=self.report,
+            limit=lambda: self._own.limits.connections,
+            tls=listen.tls,
+        )
         for name, address, application in self._applications(edge):
-            make = partial(http1, tls=listen.tls) if name == "http" else HttpServer
+            make = http1 if name == "http" else HttpServer
             server: HttpServer | Http1Server = make(application, address, CLOSE_SECONDS, shared=shared)
             await _started(name, server.start())
             self._servers.append(server)

@@ -29,6 +29,7 @@ from backends.grpc_metadata import end_to_end, metadata
 from backends.kserve_grpc import read_request, write_reply
 from backends.kserve_grpc_relayed import named, names_model
 from backends.request import Infer, Metadata, Parameters, Relay, Reply, Request, RpcCall, Service, replace
+from backends.stream import once
 from gateway import grpc_stream
 from gateway.deadline import seconds
 from gateway.grpc_health import Health
@@ -131,7 +132,7 @@ class GrpcEdge:
         with self._arriving():
             self._check_size(data)
             model, version, infer = read_request(data)
-            content = RpcCall(_INFER, _once(data), _sent(context)) if infer.regions else infer
+            content = RpcCall(_INFER, once(data), _sent(context)) if infer.regions else infer
             request = self._request(context, model, version, content, infer.parameters)
         if infer.regions:
             return await self._whole(replace(request, regions=True), context)
@@ -334,10 +335,6 @@ class GrpcEdge:
 
 class _CallerLeft(asyncio.CancelledError):
     """Something could not be written: the call has ended."""
-
-
-async def _once(message: bytes) -> AsyncIterator[bytes]:
-    yield message
 
 
 async def _out(writing: Awaitable[None]) -> None:

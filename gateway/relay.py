@@ -16,9 +16,9 @@ import msgspec
 
 from backends import combined, events
 from backends.calls import Ask, asks
-from backends.errors import BadReply
 from backends.kserve_grpc_relayed import rename, rename_reply
 from backends.request import HttpCall, Relay, Reply, Request, RpcCall, Service, replace
+from backends.stream import whole
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -95,7 +95,7 @@ async def _renamed(relay: Relay, field: str, public: str, max_bytes: int) -> Rel
     length = headers.get(b"inference-header-content-length", b"")
     if not length.isdigit() and not headers.get(b"content-type", b"").startswith(b"application/json"):
         return relay
-    body = relay.body if isinstance(relay.body, bytes) else await collected(relay.body, max_bytes)
+    body = await whole(relay, max_bytes)
     end = int(length) if length.isdigit() else len(body)
     try:
         document: dict[str, Any] = dict(_fields.decode(body[:end]))
@@ -111,20 +111,9 @@ async def _renamed(relay: Relay, field: str, public: str, max_bytes: int) -> Rel
 async def _renamed_statistics(relay: Relay, call: HttpCall | RpcCall, public: str, max_bytes: int) -> Relay:
     if relay.status != 200:
         return relay
-    body = relay.body if isinstance(relay.body, bytes) else await collected(relay.body, max_bytes)
+    body = await whole(relay, max_bytes)
     document = combined.named(combined.read(call, Ask.STATISTICS, body), public)
     return replace(relay, body=combined.write(call, Ask.STATISTICS, document))
-
-
-async def collected(chunks: AsyncIterator[bytes], max_bytes: int) -> bytes:
-    """All of a stream that is a document. Raises BadReply where it is too large for one."""
-    body = bytearray()
-    async with aclosing(chunks):  # type: ignore[type-var]
-        async for chunk in chunks:
-            body += chunk
-            if len(body) > max_bytes:
-                raise BadReply(f"backend: expected a reply of at most {max_bytes} bytes, got more")
-    return bytes(body)
 
 
 async def _renamed_messages(call: RpcCall, model: str, version: str) -> AsyncIterator[bytes]:

@@ -16,8 +16,6 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import msgspec
-
 from backends import combined
 from backends.calls import Ask, asks, changes
 from backends.endpoint import Endpoint
@@ -32,10 +30,11 @@ from backends.errors import (
     Unsupported,
 )
 from backends.kserve_grpc import read_request
+from backends.kserve_json import error_text
 from backends.request import HttpCall, Infer, Relay, Reply, Request, RpcCall, Service, replace
+from backends.stream import once, whole
 from gateway import respond
 from gateway.fleet import Fleet
-from gateway.relay import collected
 from policies.spec import Backend
 
 # How long the answers that have come wait for those of other replicas.
@@ -255,14 +254,13 @@ class Replicas:
             reply = await self._services[index](request)
             relay = reply.body
             assert isinstance(relay, Relay)
-            chunks = relay.body
-            body = chunks if isinstance(chunks, bytes) else await collected(chunks, self._backend.reply_bytes)
+            body = await whole(relay, self._backend.reply_bytes)
         except Failure as failure:
             return _Told(index, failure=failure)
         reply, status = replace(reply, body=replace(relay, body=body)), relay.status
         if status < 400:
             return _Told(index, reply)
-        return _Told(index, reply, BackendFailed(_text(body) or f"answered {status}", status, body=body))
+        return _Told(index, reply, BackendFailed(error_text(body) or f"answered {status}", status, body=body))
 
 
 def _silent(index: int) -> _Told:
@@ -310,11 +308,7 @@ async def _only(call: RpcCall) -> bytes:
 
 def _with(request: Request, message: bytes) -> Request:
     assert isinstance(request.content, RpcCall)
-    return replace(request, content=replace(request.content, messages=_once(message)))
-
-
-async def _once(message: bytes) -> AsyncIterator[bytes]:
-    yield message
+    return replace(request, content=replace(request.content, messages=once(message)))
 
 
 def _uncompressed(request: Request) -> Request:
@@ -350,12 +344,3 @@ def _gravest(failed: Sequence[_Told]) -> int:
     if len(statuses) == 1:
         return statuses.pop()
     return 502 if any(status >= 500 for status in statuses) else max(statuses)
-
-
-def _text(body: bytes) -> str:
-    """The message in an error's body."""
-    try:
-        document = msgspec.json.decode(body)
-        return " ".join(str(document["error"]).split())
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
-        return ""

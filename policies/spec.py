@@ -153,13 +153,10 @@ class Backend:
     model: str = ""  # the model's name on the server; empty: the public name (the route's) is passed on
     version: str = ""  # the model's version on the server; empty: the caller's wish, else the server's choice
     batch: Batch | None = None  # None: calls are never merged; merging needs a model whose axis 0 is rows
-    timeout: float = (
-        30.0  # seconds for one call, or until a stream begins; the model servers' own clients wait about as long
-    )
+    # Seconds for one call, or until a stream begins; the model servers' own clients wait about as long.
+    timeout: float = 30.0
     connect_timeout: float = 2.0  # seconds; one lost SYN is sent again after 1 s, a second one means that it is down
-    first_byte_timeout: float | None = (
-        None  # seconds from a request sent to the first of its answer; None: as `timeout`
-    )
+    first_byte_timeout: float | None = None  # seconds from a request sent to its answer's first; None: as `timeout`
     idle_timeout: float = 30.0  # seconds between two chunks of a stream; a model that computes for longer is rare
     stream_timeout: float | None = None  # seconds for the whole of a stream; None: as long as it goes on
     reply_bytes: int = 64 * MIB  # `limits.reply_bytes` of its policy, which sets it: a client is made with its bound

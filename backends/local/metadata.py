@@ -5,7 +5,6 @@ Metadata and readiness have an answer, over HTTP and over gRPC; there is no serv
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from importlib.metadata import version as installed
 from typing import Literal
 from urllib.parse import unquote
@@ -17,6 +16,7 @@ from backends.local.model import VERSION, Model, Spec
 from backends.proto import kserve_pb2 as pb
 from backends.proto import wire
 from backends.request import HttpCall, Relay, RpcCall
+from backends.stream import once
 
 Call = HttpCall | RpcCall
 Subject = Literal["ready", "model", "server"]
@@ -42,8 +42,8 @@ def subject(call: Call, version: str) -> tuple[Subject, str]:
 
 def readiness(call: Call, ready: bool) -> Relay:
     if isinstance(call, RpcCall):
-        return Relay(200, (), _once(pb.ServerReadyResponse(ready=ready).SerializeToString()))
-    return Relay(200 if ready else 503, (), _once(b""))
+        return Relay(200, (), once(pb.ServerReadyResponse(ready=ready).SerializeToString()))
+    return Relay(200 if ready else 503, (), once(b""))
 
 
 def server(call: Call) -> Relay:
@@ -51,7 +51,7 @@ def server(call: Call) -> Relay:
     name, version = "headrace", installed("headrace")
     if isinstance(call, RpcCall):
         parts = [wire.text(1, name), wire.text(2, version), *(wire.text(3, extension) for extension in _EXTENSIONS)]
-        return Relay(200, (), _once(b"".join(parts)))
+        return Relay(200, (), once(b"".join(parts)))
     return _document({"name": name, "version": version, "extensions": _EXTENSIONS})
 
 
@@ -61,7 +61,7 @@ def metadata(call: Call, model: Model, name: str) -> Relay:
         parts = [wire.text(1, name), wire.text(2, VERSION), wire.text(3, model.platform)]
         for number, specs in ((4, model.inputs), (5, model.outputs)):
             parts += (wire.field(number, _tensor_message(spec)) for spec in specs)
-        return Relay(200, (), _once(b"".join(parts)))
+        return Relay(200, (), once(b"".join(parts)))
     tensors = {
         key: [{"name": spec.name, "datatype": spec.datatype, "shape": spec.shape or ()} for spec in specs]
         for key, specs in (("inputs", model.inputs), ("outputs", model.outputs))
@@ -90,9 +90,4 @@ def _tensor_message(spec: Spec) -> bytes:
 
 
 def _document(document: object) -> Relay:
-    return Relay(200, _JSON, _once(msgspec.json.encode(document)))
-
-
-async def _once(body: bytes) -> AsyncIterator[bytes]:
-    """A stream, as a server's answer is one: whoever renames what passes knows that form only."""
-    yield body
+    return Relay(200, _JSON, once(msgspec.json.encode(document)))

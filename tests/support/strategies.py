@@ -12,10 +12,12 @@ import numpy as np
 from hypothesis import strategies as st
 
 from backends import kserve_grpc, kserve_json
-from backends.parameters import RESERVED
+from backends.parameters import OF_OUTPUT, OF_REQUEST
 from backends.request import Answer, Infer, Tensors, Wanted
 from backends.tensor import DATATYPES, ITEM_BYTES, Tensor, join_elements, split_elements
 
+# Parameters that are not the caller's to choose: they mean something to a server, or to us.
+RESERVED = frozenset(OF_REQUEST) | frozenset(OF_OUTPUT) | {"binary_data_size"}
 JSON_DATATYPES = sorted(DATATYPES - {"FP16", "BF16"})
 DTYPES = {
     "BOOL": "?", "UINT8": "u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8", "INT8": "i1", "INT16": "<i2",

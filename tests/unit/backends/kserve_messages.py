@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from backends import kserve_grpc as codec
 from backends.errors import BadRequest, Failure
-from backends.parameters import RESERVED
 from backends.proto import kserve_pb2 as pb
 from backends.request import Infer, Tensors
 from backends.tensor import ITEM_BYTES, Tensor, join_elements
+from tests.support.strategies import RESERVED
 
 parameters = st.dictionaries(
     st.text(max_size=8).filter(lambda name: name not in RESERVED),
